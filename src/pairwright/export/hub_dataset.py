@@ -176,7 +176,7 @@ def pull(repo: str, output: str | Place, *, revision: str | None = None, token: 
 
     Args:
         repo: Id of the dataset repository, such as "me/pairs".
-        output: Folder for the table: a new one, or that of an interrupted pull.
+        output: Folder for the table: a new folder, or the folder of an interrupted pull.
         revision: Branch, tag or commit; None: main.
         token: Token of the Hub; None: the token of huggingface_hub.
 
@@ -202,7 +202,7 @@ def pull_files(repo: str, output: str | Place, *, revision: str | None = None, t
 
     api = hub.HfApi(token=token)
     with _translate_errors(repo):
-        # All files come from one commit, even if others push meanwhile.
+        # All files come from one commit, even if somebody pushes during the download.
         commit = str(api.dataset_info(repo, revision=revision).sha)
         content = _read_small(api, repo, MANIFEST, commit, _MAX_MANIFEST)
         manifest = check_manifest(repo, content)

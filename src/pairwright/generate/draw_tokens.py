@@ -121,7 +121,7 @@ def _cut_nucleus(weights_GV: Any, top_p: Any) -> Any:
 
 
 def _keep(weights_GV: Any, boundary: Any, count: Any) -> Any:
-    """Keep `count` tokens: those above the boundary value, and of those equal to it the first in the vocabulary."""
+    """Keep `count` tokens: those above the boundary value, then the first in the vocabulary with that value."""
     above, equal = weights_GV > boundary, weights_GV == boundary
     room = count[:, None] - above.sum(-1, keepdim=True)
     if bool((equal.sum(-1, keepdim=True) > room).any()):

@@ -48,7 +48,7 @@ def load_model(folder: Path, *, device: str | None, dtype: str) -> Any:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """Load the tokenizer of a folder; for an adapter without one, that of its base model."""
+    """Load the tokenizer of a folder; an adapter without a tokenizer has that of its base model."""
     _check_installed()
     from transformers import AutoTokenizer
 

@@ -281,7 +281,7 @@ class PackedRunner:
         for fill, (number, slot) in zip(complete, places, strict=True):
             nodes, size = fill.nodes, len(fill.tokens) - fill.start
             if fill.block is not None:
-                # a node may have been split meanwhile: use its halves
+                # a node may have been split since the prompt was begun: use its halves
                 path = self._tree.match(fill.tokens, fill.start)
                 nodes = path if path and path[-1].end == fill.start else nodes
                 nodes = (*nodes, self._tree.insert(nodes, fill.tokens[fill.start :], fill.block))

@@ -206,7 +206,7 @@ def check_preference(name: str | Mapping[str, float], options: PreferenceTerms) 
 
 
 def _smoothing(mixture: Mixture, logps: PairLogps, options: PreferenceTerms) -> float | Tensor:
-    """Return ε: that of the options, or that of each pair if known."""
+    """Return ε: the label noise of each pair if known, else `label_smoothing`."""
     if logps.noise_B is None:
         return options.label_smoothing
     without = [name for name, loss, _ in mixture.terms if "label_smoothing" not in loss.options]

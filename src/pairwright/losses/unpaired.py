@@ -1,4 +1,4 @@
-"""KTO: single examples labelled good or bad, without pairs."""
+"""KTO: single examples labelled desirable or undesirable, without pairs."""
 
 from dataclasses import dataclass
 

@@ -118,7 +118,7 @@ def _byte_level(fields: Json, where: str) -> Tokenizer:
         )
     rule = _RULES[name]
     tokens, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
-    # Added tokens are in the vocabulary, too, to keep their ids; BPE itself cannot produce them.
+    # Added tokens are also in the vocabulary, so that they keep their ids; BPE itself cannot produce them.
     vocabulary = {
         token: number for number, (token, type_) in enumerate(zip(tokens, types, strict=True)) if type_ != _UNUSED
     }

@@ -36,7 +36,7 @@ def modelfile(tokenizer: ChatTokenizer, model: str, where: str) -> tuple[str, li
     """Return the text of a Modelfile, and notes on limits of Ollama's template.
 
     tokenizer: the tokenizer of the model's folder.
-    model: name of the GGUF file beside the Modelfile.
+    model: name of the GGUF file in the folder of the Modelfile.
     where: the folder's name, for errors.
     """
     parts = chat_parts(tokenizer, where)

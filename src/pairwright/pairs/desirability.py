@@ -1,4 +1,4 @@
-"""Desirability of runs: good or bad by reward alone, for KTO, which needs no pairs."""
+"""Desirability of runs: desirable or not by reward alone, for KTO, which needs no pairs."""
 
 import numpy as np
 

@@ -162,7 +162,7 @@ def num_slices(tables: Sequence[Table], num_rows: int, *, memory_megabytes: int)
         groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
         size += sum(group.column(column).total_uncompressed_size for group in groups for column in columns)
         total += footer.num_rows
-    # Assumes rows of average size; no more than the whole tables can be needed.
+    # Assumes rows of average size; the estimate is at most the size of the whole tables.
     needed = _HELD * size * min(1.0, num_rows / max(1, total))
     # 2**19: half of the memory allowed, in bytes.
     return min(MAX_SLICES, max(1, int(-(-needed // (memory_megabytes * 2**19)))))

@@ -172,7 +172,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return msgspec.structs.replace(self, message_index=numbers[self.message_index], report=report)
 
     def take(self, positions: Array) -> "Sequence":
-        """Return the tokens at these positions; the others count as truncated."""
+        """Return the tokens at these positions; the others are counted as truncated."""
         return Sequence(
             ids=self.ids[positions],
             mask=self.mask[positions],

@@ -221,7 +221,7 @@ def truncate_distillation(
 
     "keep_end" cuts the beginning: inside the common prefix before the first hint or, if that is not enough, everything
     up to the end of a turn. "keep_start" cuts after the last turn that fits. The first `keep_first` tokens always stay.
-    "drop" refuses; items without a remaining target are refused, too.
+    "drop" refuses. Items without a remaining target are refused.
     """
     longest = max(len(item.student), len(item.teacher))
     if longest <= max_length:

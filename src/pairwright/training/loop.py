@@ -142,7 +142,7 @@ def train(
 
     `validation` is an experience table to validate likelihood on; pairs have their own split. `tokens` is a folder that
     `pairwright tokens` wrote: its sequences are used unchanged, and refused if they do not match the table, the
-    tokenizer or the configuration. The table is the one they were encoded from, unless `pairs` or `experience` names
+    tokenizer or the configuration. Their table is the one in their manifest, unless `pairs` or `experience` names
     it. `reference_cache` is the folder of the reference's values, by default one in `output`: runs with other settings
     on the same model and sequences reuse them. Only one process at a time trains in `output`.
     """
@@ -370,7 +370,7 @@ class Training:
             if options.chat_template is not None:
                 template = choose_template(str(options.tokenizer), options.chat_template)
             name = save_model(self.policy.model, folder.path, base=self.base, settings=settings, chat_template=template)
-            # Anchor turns are not counted: the ledger has one outcome per turn, and theirs is that of their pairs.
+            # Anchor turns are not counted: the ledger has one outcome per turn, here that of the pairs.
             counted = [channel for channel in self.channels if channel.name != "anchor"]
             write_trained(folder.path, counted, state.step)
         self.ranks.wait()

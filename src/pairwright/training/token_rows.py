@@ -153,7 +153,7 @@ class TokenRows:
         return row
 
     def _sequences(self, tree: Tree, weights: Array | None) -> list[Json]:
-        """Return the branches of a tree, each after the prompt. `weights` are those of all trained tokens."""
+        """Return the branches of a tree, each after the prompt. `weights` has a value for each trained token."""
         counts = [int(mask.sum()) for mask in tree.masks]
         starts = np.cumsum([0, *counts])
         is_known = self.ref_model is not None and not self.channel.reference.lacks(tree)

@@ -229,7 +229,7 @@ class DPOTrainer(_OnOurRows, trl.DPOTrainer):  # type: ignore[misc]
     """`trl.DPOTrainer` on the rows of `Encoded.to_trl("dpo")`.
 
     Args:
-        terms: Options of the preference loss as in the section train.dpo. By default those of `args`: `loss_type`,
+        terms: Options of the preference loss as in the section train.dpo, by default from `args`: `loss_type`,
             `loss_weights`, `beta`, `label_smoothing`.
     """
 

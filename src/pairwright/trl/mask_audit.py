@@ -1,7 +1,7 @@
 """Audit a file: compare the tokens that TRL's trainer would train with those that the model generated.
 
 The installed trainer prepares the file as for training (with a tiny model instead of the real one), and its collator
-returns ids and masks. Our encoding of the same rows tells the origin of each token. If TRL encoded something else
+returns ids and masks. Our encoding of the same rows gives the origin of each token. If TRL encoded something else
 (arguments of calls twice, another spelling), ids are aligned; tokens without a counterpart were not generated.
 """
 
@@ -201,7 +201,7 @@ def _encode(tokenizer: ChatTokenizer, record: Experience) -> list[list[Sequence]
 
 
 def _align(ids: Any, mask: Any, sequences: list[Sequence]) -> tuple[Sequence, Any, Any]:
-    """Return TRL's sequence with our paint and messages, which of its tokens were generated, and which we have, too.
+    """Return TRL's sequence with our paint and messages, which of its tokens were generated, and which we have.
 
     A template that rewrites history gives several sequences: a token is generated if it is generated in one of them.
     """

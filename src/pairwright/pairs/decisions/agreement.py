@@ -1,6 +1,6 @@
 """Agreement of people with each other, and with the reward.
 
-Votes are compared in three classes (one wins, the other wins, tie), ratings by their distance. Skips do not count.
+Votes are compared in three classes (one wins, the other wins, tie), ratings by their distance. Skips are ignored.
 
     agreement   for each item and each two people who judged it, their judgements are compared: the share that agrees.
                 Votes agree if they are equal, ratings if they differ by at most a tenth of the range of all ratings

@@ -2,7 +2,7 @@
 
     name,action,uid,reason,time      action: exclude, include
 
-The last line on an experience counts, regardless of its author. `pairs` and training skip and count excluded
+The last line on an experience decides, regardless of its author. `pairs` and training skip and count excluded
 experiences; the table itself does not change.
 """
 
@@ -102,7 +102,7 @@ def _replay(path: Place, lines: Sequence[Line]) -> dict[str, Exclusion]:
         action, uid = cells.get("action", ""), cells.get("uid", "")
         if action not in (EXCLUDE, INCLUDE) or not uid:
             raise SourceError(f"{path}:{line.number}: got action {action!r} on {uid!r}, expected exclude or include")
-        # The last line on an experience counts, regardless of its author.
+        # The last line on an experience decides, regardless of its author.
         exclusions.pop(uid, None)
         if action == EXCLUDE:
             time, reason = cells.get("time", ""), cells.get("reason", "")

@@ -2,7 +2,7 @@
 
     voter,uid,turn,verdict,time      verdict: ok, failed, unknown; skip revokes the voter's vote
 
-`turn` is a position in the messages of the experience. The last vote of each voter on a turn counts; the majority
+`turn` is a position in the messages of the experience. The last vote of each voter on a turn is used; the majority
 decides the verdict; a tie gives no verdict.
 """
 

@@ -33,7 +33,7 @@ def plan_imported(state: PartitionState) -> pl.DataFrame:
         for batch in table.scan(where=pl.col("kind") == "preference", columns=columns):
             for uid, chosen, rejected, num_messages in pl.DataFrame(batch).iter_rows():
                 is_text = num_messages == 0
-                # The first record of an id counts.
+                # If an id is recorded more than once, the first record is used.
                 sides.setdefault(uid, _sides(uid, chosen, rejected, prompt_is_text=is_text, keep_empty=keep_empty))
     if not rows.height:
         return no_drafts()

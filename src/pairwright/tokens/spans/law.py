@@ -425,7 +425,7 @@ def _prefix(case: Case) -> str:
 
 def _rest(case: Case, shown: Shown) -> tuple[int, int]:
     """Return the position in the render where the turn continues the prompt, and how many characters from there are not
-    trained. An empty thought of the prompt is not repeated; any other empty thought counts as added."""
+    trained. An empty thought of the prompt is not repeated; any other empty thought is counted as added."""
     if len(_prefix(case)) == len(case.prompt.text):
         return shown.prompt, shown.start - shown.prompt
     rest, _ = case.grammar.match_empty(shown.rendered.text, shown.prompt)
@@ -460,7 +460,7 @@ def _find_begin(case: Case, rendered: Rendered, prefix: str) -> int | None:
     lead = rendered.text[low : rendered.pieces[first].start]
     if header and lead.startswith(header):
         return low + len(header)
-    # The end of the message before the turn differs, too: the header is the text that the generation prompt adds.
+    # The end of the message before the turn also differs: the header is the text that the generation prompt adds.
     try:
         bare = case.renderer.text(case.chat[: case.turn], case.tools)
     except TemplateError:

@@ -250,7 +250,7 @@ class Finder:
         return groups
 
     def _is_chain(self, turn: int, following: int) -> bool:
-        """Return whether untrained assistant turns between two trained ones have the prefix property, too."""
+        """Return whether untrained assistant turns between two trained turns also have the prefix property."""
         between = [number for number in range(turn + 1, following) if self._chat[number].get("role") == "assistant"]
         if not between:
             return True

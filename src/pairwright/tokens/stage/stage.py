@@ -5,7 +5,7 @@
     OUT/manifest.json            counts, lengths, share of trained tokens, versions
 
 A row's key hashes the content, the tokenizer, the template and the options, so nothing is encoded twice: running the
-same command again encodes only new items. A refusal is a row, too, with its reason.
+same command again encodes only new items. A refusal is also a row, with its reason.
 """
 
 import os
@@ -459,7 +459,7 @@ def holds_pairs(tokens: Path) -> bool:
     if "is_pairs" in manifest:  # pairs that were all refused have no sides
         return bool(manifest["is_pairs"])
     keys = pl.scan_parquet(tokens / ITEMS)
-    # Semi-join: the cache may hold rows of earlier runs; only the last run counts.
+    # Semi-join: the cache may hold rows of earlier runs; only rows of the last run are used.
     sides = scan_cache(tokens).filter(pl.col("side") != "").select("key").join(keys, on="key", how="semi")
     return bool(sides.head(1).collect().height)
 

@@ -138,7 +138,7 @@ class CaseCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Problem(NamedTuple):
-    """A problem, the first message that it concerns, and the way out."""
+    """A problem, the first message that it concerns, and what to do about it."""
 
     reason: str
     message: int | None

@@ -429,7 +429,7 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             self.limits.tick()
             if sized:
-                # Only options are charged; they follow the value, which may be a number, too.
+                # Only options are charged. They follow the value, which may itself be a number.
                 value = 1 if args and isinstance(args[0], jinja2.Environment | jinja2.nodes.EvalContext) else 0
                 for number in (*args[value + 1 :], *kwargs.values()):
                     if isinstance(number, int) and number > 1000:

@@ -1,4 +1,4 @@
-"""The policy channel: scored runs, trained by their advantage over the others of their group.
+"""The policy channel: scored runs, trained by their advantage over the other runs of their group.
 
 Advantages are computed over whole groups when the data is loaded. Runs of groups with equal rewards teach nothing: they
 are counted and never drawn. Recorded advantages or rewards of tokens replace the run's (token_signals.py). The ratio is
@@ -53,7 +53,7 @@ class PolicyChannel(Channel):
             is_active[item] = trained.any()
             self._advantages[item] = trained.mean() if len(trained) else 0.0
         active = np.flatnonzero(is_active)
-        self._active = set(active.tolist())  # for `list_held`, which asks item by item
+        self._active = set(active.tolist())  # for `list_held`, which is called for each item
         if not len(active):
             problem = f"{grouped.num_groups} groups, and the rewards differ in none"
             raise PairwrightError(f"grpo: {data.left_out}{problem}: nothing to learn from")
@@ -88,7 +88,7 @@ class PolicyChannel(Channel):
         return float((weights * (counts > 0)).sum() * scale)
 
     def prepare(self, policy: Policy, items: Array, ranks: Ranks) -> None:
-        # `items` are those of all processes.
+        # `items` has the items of all processes.
         self._num_good = float(sum(self._count_good(item) for item in items))
 
     def _count_good(self, item: int) -> float:

@@ -62,7 +62,7 @@ def read_weights(folder: Path, *, quantization: str = "none") -> Any:
     transformers_logging.disable_progress_bar()
     try:
         model, info = AutoModelForCausalLM.from_pretrained(folder, **options)
-    except Exception as error:  # whatever a broken folder makes transformers raise
+    except Exception as error:  # transformers raises various errors for a broken folder
         reason = " ".join(str(error).split())[:300]
         raise ModelError(f"{folder}: not a model that can be loaded: {type(error).__name__}: {reason}") from error
     finally:

@@ -4,7 +4,7 @@
 
 A sequence's hash covers its ids and mask, so values of earlier runs are reused, and other cuts or masks are not. The
 values do not depend on other settings. They are memory-mapped. Every process computes and writes its share; values
-computed before a signal are written, too.
+computed before a signal are also written.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
