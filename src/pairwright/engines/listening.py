@@ -3,7 +3,7 @@
 The socket is bound before anything is loaded or announced: a port in use fails immediately, and clients that connect
 early wait for the server instead of being refused. With any HTTP parser of uvicorn, connections are bounded: request
 heads in bytes and seconds, idle connections in seconds, responses in the seconds that the client does not read, and the
-number of connections; one address may have half of them.
+number of connections; one address may have half of them, unless it is a proxy.
 """
 
 import asyncio

@@ -125,7 +125,7 @@ def _lost(state: PartitionState) -> pl.DataFrame:
 
 
 def _never_paired(state: PartitionState) -> pl.DataFrame:
-    """Return for each candidate the reason that applies if no draft has it."""
+    """Return for each candidate the reason that applies if it is in no draft."""
     candidates, options = state.candidates, state.options
     if candidates is None or not candidates.frame.height:
         return pl.DataFrame(schema=_LOST)

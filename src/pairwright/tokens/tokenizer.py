@@ -44,7 +44,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 class TokenBytes(dict[int, bytes]):
     """The bytes that each token spells, looked up lazily.
 
-    If normalization changes no text, byte-level tokens spell every text: comparing the total length is then enough.
+    If normalization leaves a text unchanged, byte-level tokens spell it, so comparing total lengths is enough.
     """
 
     def __init__(self, backend: Tokenizer) -> None:

@@ -3,7 +3,7 @@
     dpo   one row per pair; columns of its sequences begin with chosen_ and rejected_
     sft   one row per sequence
     kto   one row per run, with its label; columns that begin with kl_ have the run's prompt with the completion of
-          another run, to estimate the KL divergence
+          another run, from which KTO estimates the KL divergence
 
 Each sequence has these columns; docs/reference/token-rows.md describes all columns:
 

@@ -33,14 +33,14 @@ _TRL_ROWS = ({"chosen", "rejected"}, {"prompt", "completion"}, {"messages"})
 
 
 class Audit(msgspec.Struct, kw_only=True):
-    """Counts over all rows that both TRL and we encoded, and the sequences as TRL would train them.
+    """Counts over all rows that we encode exactly, and the sequences as TRL would train them.
 
     trained       tokens that TRL would train
     generated     tokens that the model generated
     both          tokens that are trained and were generated
     not_generated trained tokens that the model did not generate, by kind; "encoded otherwise" are tokens that the exact
                   sequence does not have, such as quotes of arguments that were encoded twice
-    left_out      generated tokens that TRL would not train
+    left_out      generated tokens that TRL would not train, including those of rows that it drops
     rows_left_out rows that TRL drops
     refused       rows that we cannot encode exactly, by reason; excluded from the counts
     """

@@ -41,8 +41,8 @@ def preview(
     options: EncodeOptions = DEFAULT,
     refused: Callable[[str, str], None] = lambda title, reason: None,
 ) -> list[Titled]:
-    """Return at most `num` sequences with titles; `name`: only sequences of this experience or pair. `refused` is
-    called with the title and the reason of at most `num` refused items."""
+    """Return at most `num` sequences with titles; `name`: only sequences of this experience or pair; ignored for
+    files. `refused` is called with the title and the reason of at most `num` refused items."""
     if path.is_file():
         results = _preview_file(path, tokenizer, options)
     elif (path / ITEMS).is_file():

@@ -47,7 +47,7 @@ def load_model(folder: Path, settings: TrainConfig, *, is_trained: bool = True) 
 
 
 def read_weights(folder: Path, *, quantization: str = "none") -> Any:
-    """Read the saved model in float32; any problem with its folder is a one-line error."""
+    """Read the saved model in float32, or in four bits with "nf4"; any problem with its folder is a one-line error."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 

@@ -119,7 +119,7 @@ class Policy:
 
     @torch.no_grad()
     def mean_logits(self, hidden_NH: Tensor) -> Tensor:
-        """Compute the mean raw logit over the vocabulary at each position, without (N, V) logits."""
+        """Compute the mean logit over the vocabulary at each position, before the softcap, without (N, V) logits."""
         weight = self.head.weight
         mean_N = hidden_NH.to(weight.dtype) @ weight.mean(0)
         return (mean_N if self.head.bias is None else mean_N + self.head.bias.mean()).float() * self.scaling["scale"]
