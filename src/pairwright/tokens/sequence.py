@@ -116,7 +116,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     message_index: Array
     paint: Array
     logprobs: Array | None = None
-    weights: Array | None = None  # loss weight of each trained token; None: all 1
+    weights: Array | None = None  # loss weight of each token, 0 if untrained; None: 1 for trained tokens
     report: Report = Report()
 
     def __post_init__(self) -> None:

@@ -70,9 +70,9 @@ class TokenRows:
 
     Args:
         tokens: A folder that `pairwright tokens` wrote.
-        tokenizer: The folder of the tokenizer that it was encoded with.
+        tokenizer: The folder of the tokenizer that the sequences were encoded with.
         kind: "dpo" and "sft" for pairs, "sft" and "kto" for runs.
-        reference: A model folder; the rows then have its log-probabilities, which are kept in `tokens`.
+        reference: A model folder; the rows then have its log-probabilities, which are cached in `tokens`.
         options: Options of the section `train`, such as `where`, `kto` and `precision`.
     """
 

@@ -1,8 +1,9 @@
 """The policy channel: scored runs, trained by their advantage over the other runs of their group.
 
 Advantages are computed over whole groups when the data is loaded. Groups with equal rewards teach nothing: they are
-counted, and their runs are never drawn. Recorded advantages or rewards of tokens replace the run's (token_signals.py). The ratio is
-relative to recorded log-probabilities; without them it is 1, and a note counts the runs that have none.
+counted, and their runs are never drawn. Recorded advantages or rewards of tokens replace the advantages of their run
+(token_signals.py); such a run is drawn if a trained token has an advantage. The ratio is relative to recorded
+log-probabilities; without them it is 1, and a note counts the runs that have none.
 """
 
 from collections.abc import Callable

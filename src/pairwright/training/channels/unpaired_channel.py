@@ -1,8 +1,8 @@
 """The kto channel: single scored runs, labelled desirable or undesirable. Needs neither pairs nor groups.
 
 A run is desirable if its reward reaches the threshold, exceeds the mean of its group, or is the highest of its group
-(`label_by`). The loss `kto` compares a run with z₀, the mean divergence of the policy from the reference in this update,
-estimated on prompts with another run's completion; `apo_zero_unpaired` compares with 0.
+(`label_by`). The loss `kto` compares a run with z₀, the mean divergence of the policy from the reference in this
+update, estimated on prompts with another run's completion; `apo_zero_unpaired` compares with 0.
 
     S  sequences of a part      N  trained tokens
 """
