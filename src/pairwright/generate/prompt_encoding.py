@@ -39,7 +39,7 @@ class ChatEncoder:
 
     def text(self, messages: Sequence[Message], tools: Sequence[Json] = (), *, variables: Json | None = None) -> str:
         if not self._tokenizer.chat_template:
-            raise GenerateError("the model has no chat template: ask for a completion of text instead of a chat")
+            raise GenerateError("the model has no chat template: request a text completion instead of a chat")
         if variables:  # checked before they become keyword arguments of apply_chat_template
             template = self._tokenizer.chat_template
             problem = explain_variables(variables, template.values() if isinstance(template, dict) else [template])

@@ -212,7 +212,7 @@ def _smoothing(mixture: Mixture, logps: PairLogps, options: PreferenceTerms) -> 
     without = [name for name, loss, _ in mixture.terms if "label_smoothing" not in loss.options]
     if without:
         raise ConfigError(
-            f"loss: {without[0]} has no label smoothing, and pairs have a noise of their own (pairs --reliability "
+            f"loss: {without[0]} has no label smoothing, but the pairs have label noise (pairs --reliability "
             "noise): use sigmoid or robust, or build the pairs with --reliability weight"
         )
     return torch.where(logps.noise_B.isnan(), options.label_smoothing, logps.noise_B)

@@ -52,7 +52,7 @@ def convert_gguf(
     fields, tensors = open_gguf(file)
     family = fields.get("general.architecture")
     if family not in FAMILIES:
-        raise ConvertError(f"{file}: a model of the family {family!r}; known are {', '.join(FAMILIES)}")
+        raise ConvertError(f"{file}: a model of the family {family!r}; supported: {', '.join(FAMILIES)}")
     if fields.get(f"{family}.expert_count"):
         raise ConvertError(f"{file}: a mixture of experts, which is not supported")
     names = map_names(tensors, str(file), num_blocks=_field(fields, "block_count", file))

@@ -208,7 +208,7 @@ def _read_config(folder: Path) -> Json:
     family = config.get("model_type")
     if family not in FAMILIES or config.get("architectures", [FAMILIES[family][0]]) != [FAMILIES[family][0]]:
         raise ConvertError(
-            f"{folder}: {config.get('architectures', [family])[0]} ({family}) is not exported to GGUF; known are "
+            f"{folder}: {config.get('architectures', [family])[0]} ({family}) is not exported to GGUF; supported: "
             f"{', '.join(architecture for architecture, _ in FAMILIES.values())} (SmolLM2 is a Llama)"
         )
     if config.get("hidden_act", "silu") != "silu":

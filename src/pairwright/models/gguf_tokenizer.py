@@ -113,7 +113,7 @@ def _byte_level(fields: Json, where: str) -> Tokenizer:
     name = fields.get("tokenizer.ggml.pre")
     if name not in _RULES:
         raise TokensError(
-            f"{where}: splits text by the rule {name!r}; known are {', '.join(_RULES)}: take the tokenizer of the "
+            f"{where}: splits text by the rule {name!r}; supported: {', '.join(_RULES)}: take the tokenizer of the "
             "original model with --tokenizer FOLDER"
         )
     rule = _RULES[name]
@@ -228,7 +228,7 @@ def _rule_name(backend: Tokenizer, where: str) -> str:
             splitter = _splitter(rule)
             if [splitter.pre_tokenize_str(text) for text in PROBE_TEXTS] == expected:
                 return name
-    raise TokensError(f"{where}: splits text by none of the rules that are known here: {', '.join(_RULES)}")
+    raise TokensError(f"{where}: splits text by a rule that is not supported; supported: {', '.join(_RULES)}")
 
 
 def _special_ids(tokenizer: ChatTokenizer, where: str) -> Json:

@@ -363,7 +363,7 @@ def encode_recorded_side(
     if answer is None:
         return _build_from_experience(tokenizer, source, own, len(prompt), size)
     if len(prompt) != len(own.prompt) or size != len(messages):
-        raise Refusal("recorded_ids", f"the ids of {source.eid.uid} end elsewhere than the prompt and this side")
+        raise Refusal("recorded_ids", f"the ids of {source.eid.uid} do not end where the prompt and this side end")
     return EncodedSide(_build_from_preference(tokenizer, source, answer, own), len(_ids(source)))
 
 

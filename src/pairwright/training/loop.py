@@ -149,7 +149,7 @@ def train(
     check_reporters(config.train.report_to)
     if config.train.channels.kto and config.train.kto.sft_loss_weight is None:
         raise ConfigError(
-            "train.kto.sft_loss_weight: not set, and no default was safe: set train.kto.sft_loss_weight=10 and examine "
+            "train.kto.sft_loss_weight: not set, and no default is safe: set train.kto.sft_loss_weight=10 and examine "
             "the model, or train dpo or sft; see docs/explanation/evidence.md"
         )
     if tokens is not None:

@@ -98,9 +98,7 @@ class _OnOurRows(Trainer):  # type: ignore[misc]
             )
         for name in ("data_collator", "compute_metrics", "compute_loss_func", "formatting_func"):
             if kwargs.get(name) is not None:
-                raise ConfigError(
-                    f"{name}: pairwright's trainers take rows, batches and losses as they are: leave it out"
-                )
+                raise ConfigError(f"{name}: not supported by pairwright's trainers, which have their own: leave it out")
         multiple_of = getattr(kwargs.get("args"), "pad_to_multiple_of", None)
         super().__init__(*args, data_collator=RowCollator(self._kind, multiple_of), **kwargs)
         parallel = self.accelerator.parallelism_config
@@ -219,7 +217,7 @@ class _OnOurRows(Trainer):  # type: ignore[misc]
         elif self.repeated_rows:
             warnings.warn(
                 f"{self.repeated_rows} of {num_rows} rows are trained twice in an epoch, so that {processes} processes "
-                "have as many batches each",
+                "have the same number of batches",
                 stacklevel=2,
             )
         return loader

@@ -502,7 +502,7 @@ def read_encoded(source: Path, tokens: Path, options: TokensConfig) -> Json:
     if keys == encoded or (lacks_table and _read_pair_ids(source) == _read_encoded_ids(tokens)):
         return manifest
     raise TableError(
-        f"{tokens}: not the sequences of {source} as it is: {len(keys - encoded):,} of its {len(keys):,} items are not "
+        f"{tokens}: not the current sequences of {source}: {len(keys - encoded):,} of its {len(keys):,} items are not "
         f"among them, {len(encoded - keys):,} are of other items: {again}"
     )
 
