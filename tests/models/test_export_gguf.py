@@ -256,7 +256,7 @@ def test_what_an_adapter_has_beside_lora_matrices_is_refused(llama, adapter, tmp
     ("changes", "words"),
     [
         ({"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}, "Gemma2ForCausalLM.*supported: LlamaFor"),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"hidden_act": "gelu"}, "does not support hidden_act 'gelu'"),
         ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rotary positions by 'longrope'"),
         ({"num_hidden_layers": 3}, "blk.2.attn_k.weight among them"),
     ],
