@@ -68,7 +68,7 @@ def test_mistakes_are_one_line(folder, tokenizer, tmp_path):
     for words, message in (
         (("tokens", folder, "--tokenizer", tmp_path, "-o", tmp_path / "x"), "no tokenizer.json"),
         (("tokens", tmp_path / "nope", "--tokenizer", tokenizer, "-o", tmp_path / "x"), "neither an experience table"),
-        (("tokens", "show", tmp_path, "--tokenizer", tokenizer), "no cached sequences, no experience table"),
+        (("tokens", "show", tmp_path, "--tokenizer", tokenizer), "expected cached sequences, an experience table"),
     ):
         done = run(*words)
         assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)

@@ -81,7 +81,7 @@ def test_training_on_no_pairs_says_so(tables, monkeypatch, capsys):
     code, message = run(monkeypatch, capsys, *arguments)
     assert code == 1
     assert "no pair to train on (the table is empty)" in message
-    assert f"{tables / 'empty'}/funnel.json says what became of the candidates" in message
+    assert f"{tables / 'empty'}/funnel.json says why candidates were dropped" in message
 
 
 def test_a_chat_template_can_be_named_and_is_saved_with_the_model(tables, monkeypatch, capsys):

@@ -84,7 +84,7 @@ def test_a_worker_that_dies_costs_only_time(ray_engine, tmp_path):
 
 @pytest.mark.slow
 def test_workers_that_die_again_and_again_are_an_error(ray_engine):
-    with pytest.raises(EngineError, match="lost again and again"):
+    with pytest.raises(EngineError, match="lost repeatedly"):
         list(RayEngine(2, 4, max_retries=0).map(always_dies, [1]))
 
 

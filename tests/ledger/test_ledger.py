@@ -106,7 +106,7 @@ def test_a_ledger_that_does_not_add_up_is_exit_code_2(models, tmp_path):
     assert "trained" in result.output
     rows = pl.read_parquet(folder / "trained.parquet")
     rows.with_columns(digest=pl.col("digest") + 1).write_parquet(folder / "trained.parquet")
-    assert "recorded turns were trained as other ids" in build_ledger("run", folder).problems[0]
+    assert "recorded turns were trained with other ids" in build_ledger("run", folder).problems[0]
     rows.with_columns(times=pl.col("times") + 1).write_parquet(folder / "trained.parquet")
     assert "the losses saw" in build_ledger("run", folder).problems[0]
     result = CliRunner().invoke(app, ["explain", str(tmp_path)])

@@ -165,7 +165,7 @@ def test_matrices_may_be_written_in_another_type(tmp_path):
         ),
         ("qwen2", {"pre": "poro-chat"}, "splits text by the rule 'poro-chat'.*--tokenizer FOLDER"),
         ("qwen2", {"experts": True}, "a mixture of experts"),
-        ("llama", {"stretch": 2}, "factors that are not those of Llama 3"),
+        ("llama", {"stretch": 2}, "differs from the factors of Llama 3"),
     ],
 )
 def test_what_would_be_lost_is_refused_and_leaves_nothing(family, changes, words, tmp_path):

@@ -255,8 +255,8 @@ def test_what_an_adapter_has_beside_lora_matrices_is_refused(llama, adapter, tmp
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}, "Gemma2ForCausalLM.*known are LlamaFor"),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}, "Gemma2ForCausalLM.*supported: LlamaFor"),
+        ({"hidden_act": "gelu"}, "does not support hidden_act 'gelu'"),
         ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rotary positions by 'longrope'"),
         ({"num_hidden_layers": 3}, "blk.2.attn_k.weight among them"),
     ],
@@ -299,7 +299,7 @@ def test_another_type_is_written_by_llama_cpps_own_tool(llama, tmp_path, monkeyp
 
 def test_a_tokenizer_that_splits_text_otherwise_is_refused(tmp_path):
     size = make_tokenizer(tmp_path / "other", pattern=r"\p{L}+|\s+|.")
-    with pytest.raises(TokensError, match="splits text by none of the rules"):
+    with pytest.raises(TokensError, match="splits text by a rule that is not supported"):
         tokenizer_fields(ChatTokenizer.from_folder(tmp_path / "other"), "other", num_embeddings=size)
 
 

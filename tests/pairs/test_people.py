@@ -264,7 +264,7 @@ def test_an_exclusion_needs_a_reason_and_a_name(tmp_path):
 def test_exclusions_at_an_address_are_refused():
     from pairwright.paths import place
 
-    with pytest.raises(PairwrightError, match="copy the table here"):
+    with pytest.raises(PairwrightError, match="copy the table to this machine"):
         ExclusionFile(place("s3://bucket/experience"))
 
 

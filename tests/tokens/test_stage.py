@@ -283,7 +283,7 @@ def test_pairs_whose_recorded_ids_cannot_be_found_are_not_encoded_from_their_tex
         table.append([with_ids(0, "look"), with_ids(1, "hello")])
     build_pairs([table], tmp_path / "pairs")
     table.path.rename(tmp_path / "moved")
-    with pytest.raises(TableError, match=r"its experience table is not where it was: name it with --experience DIR"):
+    with pytest.raises(TableError, match=r"its experience table was not found: name it with --experience DIR"):
         encoded(tmp_path / "pairs", tmp_path / "tokens", tokenizer)
     named = encoded(tmp_path / "pairs", tmp_path / "tokens", tokenizer, experience=(str(tmp_path / "moved"),))
     assert named["recorded"] == 2

@@ -107,7 +107,7 @@ def test_a_table_that_has_changed_or_is_another_is_refused(model, tmp_path):
     with pytest.raises(TableError, match="2 of its 7 items are not among them, 1 are of other items: pairwright tok"):
         train(config(), model=model, output=tmp_path / "run", pairs=tmp_path / "more", tokens=tokens)
     shutil.rmtree(tmp_path / "pairs")
-    with pytest.raises(TableError, match="which is not there: name the table with --pairs DIR"):
+    with pytest.raises(TableError, match="which was not found: name the table with --pairs DIR"):
         train(config(), model=model, output=tmp_path / "none", tokens=tokens)
 
 
@@ -139,7 +139,7 @@ def test_pairs_with_recorded_ids_are_trained_where_their_experience_table_is_not
     tokens = encode(tmp_path / "pairs", model, tmp_path / "tokens")
     assert json.loads((tokens / "manifest.json").read_text())["recorded"] > 0
     shutil.rmtree(tmp_path / "experience")
-    with pytest.raises(TableError, match="its experience table is not where it was"):
+    with pytest.raises(TableError, match="its experience table was not found"):
         train(config(), model=model, output=tmp_path / "text", pairs=tmp_path / "pairs")
     train(config(), model=model, output=tmp_path / "run", tokens=tokens)
     assert (tmp_path / "run/model/model.safetensors").exists()

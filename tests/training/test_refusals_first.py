@@ -37,8 +37,8 @@ def runs(tmp_path):
 @pytest.mark.parametrize(
     ("channel", "options", "problem"),
     [
-        ("grpo", {}, "in none do the rewards differ"),
-        ("kto", {"kto": {"label_by": "group", "sft_loss_weight": 10}}, "in no group do the rewards differ"),
+        ("grpo", {}, "the rewards differ in none"),
+        ("kto", {"kto": {"label_by": "group", "sft_loss_weight": 10}}, "the rewards differ in no group"),
         ("kto", {"kto": {"sft_loss_weight": 10}}, "all 2 scored runs have the reward 1"),
     ],
 )

@@ -156,7 +156,7 @@ def test_labels_by_group_compare_with_the_mean_and_leave_flat_groups_out(model, 
     counts = read_status(tmp_path / "run").counts["kto"]
     assert (counts["desirable"], counts["undesirable"], counts["equal_rewards"]) == (3, 3, 3)
     flat = make_thumbs(tmp_path / "thumbs", 4)
-    with pytest.raises(PairwrightError, match="in no group do the rewards differ"):
+    with pytest.raises(PairwrightError, match="the rewards differ in no group"):
         train(config, model=model, experience=flat, output=tmp_path / "flat")
 
 

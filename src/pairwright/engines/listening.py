@@ -2,8 +2,8 @@
 
 The socket is bound before anything is loaded or announced: a port in use fails immediately, and clients that connect
 early wait for the server instead of being refused. With any HTTP parser of uvicorn, connections are bounded: request
-heads in bytes and seconds, idle connections in seconds, responses in the seconds that the client does not read, all
-connections in number, and those of one address to half of that number.
+heads in bytes and seconds, idle connections in seconds, responses in the seconds that the client does not read, and the
+number of connections; one address may have half of them, unless it is a proxy.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_HEAD_BYTES = 65_536
 HEAD_SECONDS = 15.0  # from the first byte of a request to the end of its headers
-WRITE_SECONDS = 30.0  # in which a client must read `MIN_WRITE_BYTES` of a pending response, or its rest
+WRITE_SECONDS = 30.0  # time for a client to read `MIN_WRITE_BYTES` of a pending response, or its rest
 MIN_WRITE_BYTES = 16_384
 MAX_CONNECTIONS = 1000
 # Descriptors reserved for files, the database, and connections to other servers.
 _RESERVED_FILES = 256
-_LOG_SECONDS = 60.0  # between two lines about connections that cannot be accepted
+_LOG_SECONDS = 60.0  # between two log lines about connections that cannot be accepted
 _HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 5\r\ncontent-length: 0\r\n\r\n"
 logger = logging.getLogger("pairwright.listening")
@@ -119,7 +119,7 @@ def _checked_head(app: Any) -> Any:
         headers = scope.get("headers", ())
         size = sum(len(name) + len(value) + 4 for name, value in headers)
         size += len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
-        # With both headers, a proxy may see another end of the body (request smuggling).
+        # With both headers, a proxy and this server may disagree on where the body ends (request smuggling).
         has_two_lengths = {b"content-length", b"transfer-encoding"} <= {name for name, _ in headers}
         if size <= MAX_HEAD_BYTES and not has_two_lengths:
             await app(scope, receive, send)
@@ -195,7 +195,7 @@ def _bounded(http: str, max_connections: int) -> Any:
     # not read the response.
     waiting: dict[Any, None] = {}
     stalled: dict[Any, None] = {}
-    everything: dict[Any, str] = {}  # with their addresses
+    everything: dict[Any, str] = {}  # all connections, with their addresses
     is_proxy, base = _proxies(), _protocol(http)
 
     def make_room(address: str | None) -> bool:

@@ -87,7 +87,7 @@ class _Work(Generic[T, R]):
         self.pool.shutdown()
         if not self._retries_left:
             raise EngineError(
-                "a worker process died again and again: it was killed, or ran out of memory. Try fewer --workers"
+                "worker processes died repeatedly: they were killed, or ran out of memory. Try fewer --workers"
             ) from error
         self._retries_left -= 1
         self.pool = self._new_pool()

@@ -1,8 +1,8 @@
 """The engine for more than one machine: plain tasks of a Ray cluster.
 
 Tasks and results go through the object store of Ray; files are on storage that all nodes can access, at an address or
-under the same path. Every worker must run the same package versions as the driver, because other versions might write
-other bytes; a mismatch is an error. When a worker or a node dies, only its task is repeated.
+under the same path. Every worker must run the same package versions as the driver, because written bytes may depend on
+the version; a mismatch is an error. When a worker or a node dies, only its task is repeated.
 """
 
 import contextlib
@@ -145,7 +145,7 @@ def _result(reference: Any) -> Any:
         raise
     except ray.exceptions.RayError as error:
         raise EngineError(
-            f"a piece of the work was lost again and again with the workers that had it ({type(error).__name__}): "
+            f"a task was lost repeatedly because its workers died ({type(error).__name__}): "
             f"{str(error).splitlines()[0]}"
         ) from error
     if exit_code:

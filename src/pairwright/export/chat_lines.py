@@ -234,7 +234,7 @@ def check_side(side: Content) -> tuple[str, ...]:
     """Refuse a side without an assistant message; note several messages, and a first one that is not the assistant's.
 
     If a side has several messages, targets do not train on exactly the generated messages; the docstring of each target
-    says which ones.
+    says which messages are trained.
     """
     if "assistant" not in side.roles:
         raise Unfit("a_side_has_no_assistant_message")

@@ -71,7 +71,7 @@ class Cut:
 
 
 Layout = Sequence[bytes | Part | Check | Cut]
-Fields = dict[str, Part | Layout]  # of a JSON object
+Fields = dict[str, Part | Layout]  # fields of a JSON object by name
 # For targets that apply a chat template.
 CHAT_CHECKS: Layout = (
     Check(check_has_prompt, "prompt"),

@@ -1,6 +1,6 @@
 """The card of a dataset repository: content of the table, its funnel, and hashes of its files.
 
-The generated part of the card is between two markers; text outside of them is kept when the table is pushed again.
+The generated part of the card is between two markers; text outside the markers is kept when the table is pushed again.
 """
 
 import html

@@ -123,7 +123,7 @@ def push(
         api.create_repo(repo, repo_type="dataset", private=private or None, exist_ok=True)
         if private and not api.dataset_info(repo).private:
             raise HubError(
-                f"{repo}: is public, and --private was asked for: make it private there, or name another one"
+                f"{repo}: is public, but --private was given: make it private on the Hub, or name another repository"
             )
         if revision is not None:
             api.create_branch(repo, repo_type="dataset", branch=revision, exist_ok=True)
@@ -159,7 +159,7 @@ def describe_folder(source: Path) -> Manifest:
         names = sorted(path.name for path in source.iterdir() if _PART.fullmatch(path.name))
         journals = sorted(source.glob(f"*{SUFFIX}"))
         if journals:
-            raise HubError(f"{journals[0]}: another process appends to the table: push it when that has ended")
+            raise HubError(f"{journals[0]}: another process appends to the table: push when that process has ended")
         names = [MARKER, *names, *([EXCLUSIONS] if (source / EXCLUSIONS).is_file() else [])]
         return Manifest("experience", rows, {name: _describe_file(source / name) for name in names})
     if (source / PAIRS).is_file():
@@ -176,7 +176,7 @@ def pull(repo: str, output: str | Place, *, revision: str | None = None, token: 
 
     Args:
         repo: Id of the dataset repository, such as "me/pairs".
-        output: Folder for the table: a new one, or that of an interrupted pull.
+        output: Folder for the table: a new folder, or the folder of an interrupted pull.
         revision: Branch, tag or commit; None: main.
         token: Token of the Hub; None: the token of huggingface_hub.
 
@@ -202,7 +202,7 @@ def pull_files(repo: str, output: str | Place, *, revision: str | None = None, t
 
     api = hub.HfApi(token=token)
     with _translate_errors(repo):
-        # All files come from one commit, even if others push meanwhile.
+        # All files come from one commit, even if somebody pushes during the download.
         commit = str(api.dataset_info(repo, revision=revision).sha)
         content = _read_small(api, repo, MANIFEST, commit, _MAX_MANIFEST)
         manifest = check_manifest(repo, content)
@@ -321,7 +321,7 @@ def _translate_errors(repo: str) -> Iterator[None]:
     try:
         yield
     except errors.RevisionNotFoundError:
-        raise HubError(f"{repo}: has no such revision: name a branch, tag or commit of it") from None
+        raise HubError(f"{repo}: no such revision: name a branch, tag or commit of the repository") from None
     except (errors.RepositoryNotFoundError, errors.GatedRepoError):
         raise HubError(
             f"{repo}: the Hub has no such dataset for you: check the name, or log in: hf auth login (or HF_TOKEN)"
@@ -332,7 +332,7 @@ def _translate_errors(repo: str) -> Iterator[None]:
         lines = str(error.server_message or error).strip().splitlines() or [type(error).__name__]
         raise HubError(f"{repo}: the Hub answered {code}: {lines[0]}{way_out}") from None
     except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError):
-        raise HubError(f"{repo}: the Hub cannot be asked: HF_HUB_OFFLINE is set, or there is no connection") from None
+        raise HubError(f"{repo}: the Hub cannot be reached: HF_HUB_OFFLINE is set, or there is no connection") from None
     except errors.HFValidationError as error:
         raise ConfigError(f"repository: {str(error).splitlines()[0]}") from None
     except httpx.HTTPError as error:

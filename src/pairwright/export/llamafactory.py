@@ -8,7 +8,7 @@ skips rows whose turns do not alternate, so such pairs are refused. Pairs with t
 refused as well, since a v0 turn has either. v1 represents both; loss_weight is 1 for messages that the model generated
 in a side and 0 for all others.
 
-Neither format has tool call ids: results must be in the order of the calls, other pairs are refused. Arguments are
+Neither format has tool call ids: pairs whose results are not in the order of the calls are refused. Arguments are
 written verbatim as JSON; pairs whose arguments are not a JSON object are refused. Message names are left out.
 """
 

@@ -45,8 +45,8 @@ class Load:
     queued: int = 0
     prefill: int = 0
     decoding: int = 0
-    num_prompt_tokens: int = 0  # of prompts that were read
-    num_tokens: int = 0  # of answers so far
+    num_prompt_tokens: int = 0  # tokens of prompts that were read
+    num_tokens: int = 0  # tokens of answers so far
 
 
 class Batcher:
@@ -62,7 +62,7 @@ class Batcher:
 
     @property
     def num_open(self) -> int:
-        """Requests in work or waiting."""
+        """Number of requests that are waiting or in progress."""
         return len(self._open)
 
     @property
@@ -120,7 +120,7 @@ class Batcher:
             ticket.is_cancelled = True  # has no effect on a complete one
 
     async def close(self) -> None:
-        """End the thread; requests in work or waiting get an error."""
+        """End the thread; requests that are waiting or in progress get an error."""
         thread = self._stop()
         for waiting in list(self._open):
             if not waiting.future.done():
@@ -172,7 +172,7 @@ class Batcher:
                 for ticket in scheduler.step():
                     assert ticket.result is not None
                     waiting_of.pop(ticket).resolve(ticket.result)
-            except Exception as error:  # passed on to all tasks in work; the next ones start again
+            except Exception as error:  # passed on to all tasks with a request; later requests get a new scheduler
                 for waiting in waiting_of.values():
                     waiting.resolve(error)
                 waiting_of.clear()

@@ -54,7 +54,7 @@ def guard_amx() -> bool:
     if trial.stdout.strip() == b"good":
         return True
     os.environ[_VARIABLE] = _WITHOUT_AMX
-    _log.warning("this CPU announces AMX and does not allow it: turned off (%s=%s)", _VARIABLE, _WITHOUT_AMX)
+    _log.warning("this CPU announces AMX but does not allow it: AMX is turned off (%s=%s)", _VARIABLE, _WITHOUT_AMX)
     return False
 
 
@@ -108,5 +108,5 @@ def _try_packed(layer: Any) -> bool:
 def available_bytes() -> int:
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):  # not on this system
+    except (ValueError, OSError, AttributeError):  # not available on this system
         return 2**33

@@ -13,7 +13,7 @@ KINDS = ("cuda", "mps", "cpu")
 
 
 def choose_device(name: str | None = None) -> str:
-    """Return the named device, or the best one here: cuda, then mps, then cpu. With several GPUs, one per process.
+    """Return the named device, or the best available one: cuda, then mps, then cpu. With several GPUs, one per process.
 
     name: cpu, cuda, cuda:1, mps, ...; None chooses.
     """
@@ -55,7 +55,7 @@ def dtype_on(device: str, dtype: str) -> str:
 
 
 def _why_not(kind: str) -> str | None:
-    """Explain why there is no such device here; None if there is one."""
+    """Explain why the device is not available; None if it is."""
     import torch
 
     if kind == "cuda":

@@ -16,7 +16,7 @@ from pairwright.generate.devices import has_float64
 _CHUNK = 2**24  # maximal number of values (distributions x vocabulary) in memory at once
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, the increment of splitmix64
 _BLOCK = 256  # tokens of a block
-_FIRST_CANDIDATES = 512  # of the partial selection for top_p
+_FIRST_CANDIDATES = 512  # candidates in the first partial selection for top_p
 
 
 class Drawers(NamedTuple):
@@ -121,7 +121,7 @@ def _cut_nucleus(weights_GV: Any, top_p: Any) -> Any:
 
 
 def _keep(weights_GV: Any, boundary: Any, count: Any) -> Any:
-    """Keep `count` tokens: those above the boundary value, and of those equal to it the first in the vocabulary."""
+    """Keep `count` tokens: those above the boundary value, then the first in the vocabulary with that value."""
     above, equal = weights_GV > boundary, weights_GV == boundary
     room = count[:, None] - above.sum(-1, keepdim=True)
     if bool((equal.sum(-1, keepdim=True) > room).any()):

@@ -66,7 +66,7 @@ class Engine:
         max_cache_tokens: int | None = None,
         tools_as_text: str = "off",
     ) -> "Engine":
-        """Load a model folder, or an adapter's folder that names its base. `device` None: the best one here.
+        """Load a model folder, or an adapter's folder that names its base. `device` None: the best one on this machine.
 
         `tools_as_text` "hermes": tools, calls and results are text, for a chat template without a tool role.
         """

@@ -54,7 +54,7 @@ class Node:
 
     def __init__(self, tokens: Tokens, *, start: int, block: Block | None, offset: int = 0) -> None:
         self.tokens, self.start, self.block, self.offset = tokens, start, block, offset
-        self.children: dict[bytes, Node] = {}  # by their first MIN_SHARED tokens
+        self.children: dict[bytes, Node] = {}  # keyed by their first MIN_SHARED tokens
         self.parent: Node | None = None
         self.last_used = 0
         if block is not None:
@@ -93,7 +93,7 @@ class PrefixTree:
         return tuple(path)
 
     def insert(self, path: tuple[Node, ...], tokens: Tokens, block: Block) -> Node:
-        """Add a leaf below a path. Other prompts do not find it if the path has left the tree meanwhile."""
+        """Add a leaf below a path. Other prompts do not find the leaf if the path has been removed from the tree."""
         parent = path[-1] if path else self._root
         node = Node(tokens, start=parent.end, block=block)
         node.last_used = self._clock

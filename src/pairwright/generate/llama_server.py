@@ -21,11 +21,11 @@ class LlamaServer:
     """Serves one GGUF file until `close`; a context manager.
 
     file: the GGUF file.
-    adapter: a LoRA adapter as GGUF over it.
-    scale: what the adapter's change is multiplied by.
+    adapter: a LoRA adapter as GGUF, applied to the model.
+    scale: factor of the adapter's change.
     context: tokens of all requests together; 0: the model's context, at most 16,384.
     slots: requests at once.
-    threads: of the CPU; None: what llama.cpp chooses.
+    threads: CPU threads; None: llama.cpp's default.
     exact: keys and values in float32 and no flash attention, to compare logits.
     """
 
@@ -60,7 +60,7 @@ class LlamaServer:
             params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
         try:
             self._server: Any = xllamacpp.Server(params)
-        except Exception as error:  # whatever llama.cpp raises on a file that it does not load
+        except Exception as error:  # llama.cpp raises various errors for a file that it cannot load
             raise GenerateError(f"{file}: llama.cpp does not load it: {error}") from error
         self._address = str(self._server.listening_address)
         self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open

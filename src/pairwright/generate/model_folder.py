@@ -14,7 +14,7 @@ _DTYPES = ("auto", "float32", "bfloat16", "float16")
 def load_model(folder: Path, *, device: str | None, dtype: str) -> Any:
     """Load the causal language model of a folder, or an adapter merged into its base model, ready to generate.
 
-    device: cpu, cuda, mps, ...; None: the best one here.
+    device: cpu, cuda, mps, ...; None: the best one on this machine.
     dtype: auto, float32, bfloat16 or float16.
     """
     if dtype not in _DTYPES:
@@ -48,7 +48,7 @@ def load_model(folder: Path, *, device: str | None, dtype: str) -> Any:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """Load the tokenizer of a folder; for an adapter without one, that of its base model."""
+    """Load the tokenizer of a folder; an adapter without a tokenizer has that of its base model."""
     _check_installed()
     from transformers import AutoTokenizer
 

@@ -86,7 +86,7 @@ class Plan:
         self.short: list[ShortPrompts] = []
         self.blocks: list[BlockPart] = []
         self.levels: list[NodeLevel] = []
-        self.num_calls = 0  # of attention layers
+        self.num_calls = 0  # calls of attention layers
         self._masks: dict[Any, Any] = {}
 
     def mask(self, name: Hashable, tokens: NDArray[np.int64], keys: range, window: int | None, dtype: Any) -> Any:
@@ -268,8 +268,8 @@ class _Layer:
         return output, sums
 
     def _call(self, queries: Any, keys: Any, values: Any, mask: Any, *, is_causal: bool = False) -> tuple[Any, Any]:
-        """Attention of (B, H, Q, D) to (B, H, T, D), and its log-sum-exp (B, H, Q); a mask of two dimensions is that of
-        all heads."""
+        """Attention of (B, H, Q, D) to (B, H, T, D), and its log-sum-exp (B, H, Q); a two-dimensional mask
+        applies to all heads."""
         import torch
 
         mask = mask[None, None] if mask is not None and mask.ndim == 2 else mask

@@ -1,7 +1,7 @@
 """Run a model on packed tokens: each step takes one token of every row and pieces of waiting prompts.
 
-Shared prefixes of prompts are computed once: while one prompt is in work, others with the same prefix wait for it. A
-row reads the shared nodes of its prompt in place; its other tokens are copied to its slot (kv_slots.py).
+Shared prefixes of prompts are computed once: while one prompt is in progress, others with the same prefix wait for it.
+A row reads the shared nodes of its prompt in place; its other tokens are copied to its slot (kv_slots.py).
 """
 
 from collections import Counter
@@ -39,7 +39,7 @@ _PIECE = 256  # most tokens of a prompt in one step, while other prompts wait
 
 @dataclass(eq=False)
 class Fill:
-    """A prompt in work; `done` of its tokens after the nodes are computed."""
+    """A prompt in progress. Of the tokens after its shared nodes, the first `done` are computed."""
 
     tokens: Tokens
     users: int  # rows that will continue it
@@ -102,7 +102,7 @@ class PackedRunner:
         return next((number for number, node in enumerate(nodes) if node not in others), len(nodes))
 
     def drop(self, fill: Fill) -> None:
-        """Abandon a prompt in work."""
+        """Abandon a prompt in progress."""
         del self._fills[fill]
 
     def fits(self, parent: Numbers) -> bool:
@@ -202,7 +202,7 @@ class PackedRunner:
 
         complete, places = [], []
         self._reserve([size + min(fill.room, MIN_SHARED) for fill, size in pieces if fill.block is None])
-        writes: dict[int, list[tuple[int, int, int]]] = {}  # by class: first token, slot and size of short prompts
+        writes: dict[int, list[tuple[int, int, int]]] = {}  # size class -> first token, slot, size of prompts
         for fill, size in pieces:
             number = slot = 0
             if fill.block is not None:
@@ -281,7 +281,7 @@ class PackedRunner:
         for fill, (number, slot) in zip(complete, places, strict=True):
             nodes, size = fill.nodes, len(fill.tokens) - fill.start
             if fill.block is not None:
-                # a node may have been split meanwhile: use its halves
+                # a node may have been split since the prompt was begun: use its halves
                 path = self._tree.match(fill.tokens, fill.start)
                 nodes = path if path and path[-1].end == fill.start else nodes
                 nodes = (*nodes, self._tree.insert(nodes, fill.tokens[fill.start :], fill.block))

@@ -1,7 +1,7 @@
 """Run a model with its own attention and cache, for architectures that packed attention does not support.
 
 Prompts that start together form a cohort, padded on the left to the same length, with one cache. Each step runs the
-cohorts sequentially, so that requests join and leave between tokens here, too; a cohort only shrinks.
+cohorts one after the other, so that requests can join and leave between tokens; a cohort only shrinks.
 """
 
 import inspect

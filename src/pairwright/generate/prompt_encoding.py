@@ -24,11 +24,11 @@ class ChatEncoder:
         self.render: Render = self._apply_template
 
     def ids(self, messages: Sequence[Message], tools: Sequence[Json] = (), *, variables: Json | None = None) -> Ids:
-        """Encode a conversation with the generation prompt; `variables` go to the template (enable_thinking)."""
+        """Encode a conversation with the generation prompt; `variables` of the template: enable_thinking, ..."""
         return self.text_ids(self.text(messages, tools, variables=variables))
 
     def text_ids(self, text: str) -> Ids:
-        """Encode text unchanged: control tokens in it are parsed, none are added."""
+        """Encode text without a template: control tokens in the text are parsed, no tokens are added."""
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         if backend is None:  # a slow tokenizer, in Python
             return np.array(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int32)
@@ -39,7 +39,7 @@ class ChatEncoder:
 
     def text(self, messages: Sequence[Message], tools: Sequence[Json] = (), *, variables: Json | None = None) -> str:
         if not self._tokenizer.chat_template:
-            raise GenerateError("the model has no chat template: ask for a completion of text instead of a chat")
+            raise GenerateError("the model has no chat template: request a text completion instead of a chat")
         if variables:  # checked before they become keyword arguments of apply_chat_template
             template = self._tokenizer.chat_template
             problem = explain_variables(variables, template.values() if isinstance(template, dict) else [template])

@@ -23,7 +23,7 @@ class GenerateError(PairwrightError, ValueError):
 class Sampling:
     """Sampling settings. `temperature` 0 takes the most likely token.
 
-    Token t of choice c depends only on (seed, c, t) and the model's probabilities, not on the rest of the batch nor on
+    Token t of choice c depends only on (seed, c, t) and the model's probabilities, not on the rest of the batch or
     the order of requests.
     """
 

@@ -36,7 +36,7 @@ class Runner(Protocol):
 
 @dataclass(eq=False)
 class Ticket:
-    """A request in work. Any thread may set `is_cancelled`; it is checked between tokens."""
+    """A request in progress. Any thread may set `is_cancelled`; it is checked between tokens."""
 
     request: Request
     group: Hashable = None
@@ -77,7 +77,7 @@ class _Entry:
 
 
 class Scheduler:
-    """Requests in work and waiting. Not thread-safe: one thread calls `add` and `step`."""
+    """Requests that are waiting or in progress. Not thread-safe: one thread calls `add` and `step`."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Scheduler:
         self._stop_ids = np.array(sorted(stop_ids), np.int64)
         self._max_choices = max_choices
         self._queues: OrderedDict[Hashable, deque[_Entry]] = OrderedDict()
-        self._fills: dict[bytes, tuple[Any, list[_Entry]]] = {}  # prompts in work, by their tokens
+        self._fills: dict[bytes, tuple[Any, list[_Entry]]] = {}  # prompts in progress, by their tokens
         self._complete: list[Ticket] = []
         self._open: list[OpenChoice] = []
         self._row = np.zeros(0, np.int64)
@@ -195,7 +195,7 @@ class Scheduler:
         return None
 
     def _yield_rows(self, group: Hashable) -> bool:
-        """Return rows of the largest group to the queue for a group that has none; return whether there is room now."""
+        """Return rows of the largest group to the queue for a group without rows; return whether there is room now."""
         counts: dict[Hashable, int] = {}
         for choice in self._open:
             counts[choice.ticket.group] = counts.get(choice.ticket.group, 0) + 1
@@ -254,7 +254,7 @@ class Scheduler:
         choices = [choice for entry in entries for choice in entry.choices]
         self._open += choices
         self._row = np.concatenate([self._row, np.repeat(np.array(rows, np.int64), counts)])
-        # drawn before it is read
+        # placeholders: each choice draws a token before its entry is read
         self._last = np.concatenate([self._last, np.zeros(len(choices), np.int64)])
         self._arrays = self._arrays.join(_ChoiceArrays.of(choices))
 
@@ -367,7 +367,7 @@ class Scheduler:
         )
 
     def _drop_cancelled(self) -> None:
-        """End the choices of cancelled requests in rows, prompts in work and queues."""
+        """End the choices of cancelled requests in rows, prompts in progress and queues."""
         places = [place for place, choice in enumerate(self._open) if choice.ticket.is_cancelled]
         if places:
             is_open = np.ones(len(self._open), bool)

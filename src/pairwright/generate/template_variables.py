@@ -16,7 +16,7 @@ import jinja2.nodes as nodes
 import jinja2.parser
 import jinja2.sandbox
 
-KEY = "chat_template_kwargs"  # of requests, as vLLM has it, of `info` and of the configuration
+KEY = "chat_template_kwargs"  # the same key in requests (vLLM's name), in `info` and in the configuration
 # What the renderer itself passes, and the other parameters of transformers' apply_chat_template.
 _OWN = ("messages", "conversation", "tools", "add_generation_prompt", "raise_exception", "strftime_now", "self")
 _CALL = ("chat_template", "continue_final_message", "tokenize", "tokenizer", "tokenizer_kwargs", "processor_kwargs")

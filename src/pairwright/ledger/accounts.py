@@ -10,7 +10,8 @@ from pairwright.ledger.trained import HELD_OUT, MASKED, NOT_SELECTED, TRAINED
 
 CUT = "cut: longer than tokens.max_length"
 _UNTRAINED = (NOT_SELECTED, MASKED)  # turns that are context in a sequence
-_RANK = {TRAINED: 0, HELD_OUT: 1, MASKED: 3, NOT_SELECTED: 4}  # a turn of several pairs gets the lowest rank; others: 2
+# A turn in several pairs gets the fate with the lowest rank. All other fates have rank 2.
+_RANK = {TRAINED: 0, HELD_OUT: 1, MASKED: 3, NOT_SELECTED: 4}
 
 
 class Fate(msgspec.Struct):
@@ -42,7 +43,7 @@ class Account(msgspec.Struct, kw_only=True):
 
     @property
     def problems(self) -> list[str]:
-        """Sums that do not agree; empty if all do."""
+        """The sums that do not agree; empty if all agree."""
         problems = []
         if sum(fate.turns for fate in self.fates) != self.turns:
             problems.append(f"{self.turns:,} turns, but {sum(fate.turns for fate in self.fates):,} have a fate")
@@ -51,7 +52,7 @@ class Account(msgspec.Struct, kw_only=True):
         if self.drawn_tokens != self.loss_tokens:
             problems.append(f"{self.drawn_tokens:,} tokens were drawn, the losses saw {self.loss_tokens:,}")
         if self.num_as_sampled != self.num_recorded:
-            problems.append(f"{self.num_recorded - self.num_as_sampled:,} recorded turns were trained as other ids")
+            problems.append(f"{self.num_recorded - self.num_as_sampled:,} recorded turns were trained with other ids")
         return problems
 
 
@@ -73,8 +74,8 @@ def account(
     rows: Iterable[TurnRow],
     name_fate: Callable[[Key, Answer, str | None], str],
 ) -> Account:
-    """Assign a fate to every turn. `name_fate(key, answer, refusal)` names the fate of turns that the channel does not
-    have; `refusal` is the reason why an item of the answer could not be encoded."""
+    """Assign a fate to every turn. `name_fate(key, answer, refusal)` names the fate of turns without a row;
+    `refusal` is the reason why an item of the answer could not be encoded."""
     best: dict[tuple[Key, int], TurnRow] = {}  # the row that decides the fate of a turn, among those of all its pairs
     refused: dict[Key, str] = {}
     drawn = num_recorded = num_as_sampled = added = num_with_added = 0

@@ -31,7 +31,7 @@ FILTERED = Reason.FILTERED.value
 
 
 class LedgerError(PairwrightError):
-    """There is no ledger, or it does not add up."""
+    """The ledger is missing, or its sums do not agree."""
 
     exit_code = 2
 
@@ -80,7 +80,7 @@ def build_ledger(
         is_paired = own.filter(pl.col("side") != "").height > 0 or (channel == "dpo")
         tables = source_tables(inputs["pairs"]) if is_paired else [Table(inputs["experience"], create=False)]
         if not tables:
-            ledger.notes.append(f"{channel}: the tables that the pairs were built from are not there: no ledger")
+            ledger.notes.append(f"{channel}: the tables that the pairs were built from were not found: no ledger")
             continue
         answers, num_repeated = read_answers(tables, use_recorded=status.tokens.get("recorded") != "ignore")
         if num_repeated:
@@ -162,7 +162,7 @@ def _find_sides(pairs: Path, answers: dict[Key, Answer]) -> dict[str, tuple[tupl
                 (uid, side) if (uid, side) in answers else (uid, "")
                 for uid, side in ((chosen, "chosen"), (rejected, "rejected"))
             ]
-            shift = 0  # how many messages later the rejected answer begins in its own experience
+            shift = 0  # messages by which the rejected answer begins later in its own experience
             if is_across and all(key in answers for key in keys):
                 shift = min(answers[keys[1]].turns) - min(answers[keys[0]].turns)
             sides[name] = ((keys[0], 0), (keys[1], shift))

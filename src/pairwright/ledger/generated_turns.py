@@ -20,8 +20,8 @@ Key = tuple[str, str]  # id of the experience (or of the side), and the side; em
 
 
 class Answer(msgspec.Struct):
-    """`turns`: message index -> tokens, None while unknown; -1 for an answer whose turns cannot be distinguished.
-    `digests`: hashes of the recorded ids, by turn."""
+    """`turns` maps message indices to numbers of tokens, None while unknown; the only index is -1 if the turns of the
+    answer cannot be distinguished. `digests` has the hash of the recorded ids of each turn."""
 
     row: str
     is_scored: bool
@@ -41,10 +41,10 @@ def read_answers(tables: Iterable[Table], *, use_recorded: bool = True) -> tuple
     for table in tables:
         for experience in table.records():
             for key, answer in _answers_of(experience):
-                # The first record with a key counts; the others are only reported.
+                # The first record with a key is used; the others are only counted.
                 num_repeated += key in answers
                 if not use_recorded:
-                    # The same turns, with their tokens unknown.
+                    # Keep the turns, without their numbers of tokens.
                     answer.turns, answer.digests = dict.fromkeys(answer.turns), {}
                 answers.setdefault(key, answer)
     return answers, num_repeated

@@ -42,7 +42,7 @@ class Status(msgspec.Struct, kw_only=True):
     trained_tokens: dict[str, int] = {}  # channel -> tokens that its losses were computed on
     where: str | None = None
     fingerprint: str = ""
-    threads: int = 0  # of the CPU: sums of split matrix products depend on it, so a resume takes it from here
+    threads: int = 0  # CPU threads; a resumed run uses the same number, since sums of matrix products depend on it
     pid: int = 0
 
     @property

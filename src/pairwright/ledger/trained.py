@@ -7,7 +7,7 @@ One row for each turn of each sequence of the channels, drawn or not:
     side      chosen or rejected; empty for an experience
     turn      index of the message, -1 if recorded spans cannot be assigned to messages
     tokens    trained tokens of the turn
-    times     updates that computed a loss on it
+    times     number of updates that computed a loss on the turn
     fate      trained, or why not; an item that could not be encoded is one row without a turn, "refused: <reason>"
     digest    hash of the trained ids, to compare with the sampled ids
     added     added tokens of the sequence (a thought that was closed, an end that no render shows), on its first row

@@ -8,7 +8,8 @@
     policy_loss          clipped policy loss, of tokens or of sequences
     distill_loss         generalised JSD between student and teacher at each position
 
-No function divides by a batch: each returns values to sum over an update, and the normaliser to divide by.
+Except `dpo`, which returns the mean of its batch, a loss is not averaged over a batch: it returns terms to sum over an
+update, with the weights or the normaliser to divide their sum by.
 """
 
 from pairwright.losses.advantages import Advantages, group_advantages

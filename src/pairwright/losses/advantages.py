@@ -3,7 +3,7 @@
     S  sequences (runs)        G  groups (the runs of one task)
 
 Invariant: a group with equal rewards teaches nothing. Its advantages are exactly 0, without rounding errors of
-r − mean, and it is counted. Unscored runs are counted, too, and do not affect their group's mean.
+r − mean, and it is counted. Unscored runs are also counted, and do not affect their group's mean.
 """
 
 from collections.abc import Sequence

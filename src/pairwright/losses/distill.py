@@ -2,8 +2,8 @@
 
     K  gathered positions        V  vocabulary        k  support: the k likeliest tokens and one bucket for the rest
 
-Inputs are gathered rows (K, V), never (B, T, V). Rows are independent: if they do not fit into memory, call it in
-chunks.
+Inputs are gathered rows (K, V), never (B, T, V). Rows are independent: if they do not fit into memory, call
+`distill_loss` on chunks of rows.
 
 Invariant: the teacher has no gradient, and rows of equal logits have a loss of 0.
 """
@@ -60,7 +60,7 @@ def distill_loss(
     old_logps_K: Tensor | None = None,
     weights_K: Tensor | None = None,
 ) -> DistillLosses:
-    """Compute the loss of each position from the logits of both.
+    """Compute the loss of each position from the logits of student and teacher.
 
     `targets_K` are the actual tokens, needed for the importance ratio; `old_logps_K` their recorded log-probabilities
     (NaN: unknown, ratio 1). `weights_K` are weights of positions: divide by their sum, not by their number.

@@ -10,7 +10,7 @@ kept. If the head is frozen (LoRA), the forward pass computes the gradient with 
 nothing is computed twice.
 
 Invariant: values and gradients are those of `log_softmax(f(hidden @ weight.T + bias), -1)` gathered at the targets.
-Softmax and sums over chunks are float32 or wider, whatever the dtype of the model.
+Softmax and sums over chunks are float32 or wider, for any dtype of the model.
 """
 
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ def masked_logps(
     """Return log p(target) at each position, (N,) in float32 (float64 if the hidden states are).
 
     `scale` and `softcap` are the model's (Cohere's logit_scale, one over Granite's logits_scaling, Gemma 2's
-    final_logit_softcapping); `temperature` is that of sampling.
+    final_logit_softcapping); `temperature` is the temperature of sampling.
     """
     head = _Head(scale, softcap, temperature, chunk_size)
     # Under autocast the product runs in its dtype; inside, autocast is off, since the chunks choose their dtypes.

@@ -18,7 +18,7 @@ from pairwright.config.train_config import PolicyTerms
 from pairwright.errors import ConfigError
 from pairwright.losses.logps import sum_by_sequence
 
-# Bound of log-ratios before `exp`: without one, 0 · inf makes NaN in the backward pass.
+# Bound of log-ratios before `exp`: without a bound, 0 · inf gives NaN in the backward pass.
 MAX_LOG_RATIO = 20.0
 
 
@@ -32,7 +32,7 @@ class PolicyTokens:
     """Which sequence each token belongs to, below `num_sequences`."""
     num_sequences: int
     old_logps_N: Tensor | None = None
-    """Recorded log-probabilities, NaN for tokens without one; None for no recorded values. The ratio is 1 there."""
+    """Recorded log-probabilities: NaN for tokens without one, None if no token has one. Without one the ratio is 1."""
     ref_logps_N: Tensor | None = None
     """log ref of each token; needed if `kl_weight` is not 0."""
     weights_S: Tensor | None = None
@@ -67,6 +67,9 @@ def clipped_loss(ratio_N: Tensor, advantages_N: Tensor, options: PolicyTerms) ->
     """−min(ρA, clip(ρ, 1−ε_l, 1+ε_h) A). PPO (Schulman et al. 2017, eq. 7), GRPO (Shao et al. 2024, eq. 3).
 
     ε_h ≠ ε_l is DAPO's clip-higher (Yu et al. 2025, eq. 8).
+
+    >>> clipped_loss(torch.tensor([1.5, 0.5]), torch.tensor([1.0, 1.0]), PolicyOptions(clip_low=0.2, clip_high=0.2))
+    tensor([-1.2000, -0.5000])
     """
     clipped_N = ratio_N.clamp(1 - options.clip_low, 1 + options.clip_high)
     # The minimum is pessimistic: clipping never increases an update.

@@ -179,6 +179,9 @@ def sft_loss(
     """Return the weighted negative log-likelihood of each sequence, and the weights to divide the sum by; 0 if empty.
 
     `average` divides by a sequence's number of tokens, so that long sequences do not dominate.
+
+    >>> sft_loss(torch.tensor([-6.0, 0.0]), torch.tensor([3, 0]), average=True)  # the second sequence is empty
+    (tensor([2., 0.]), tensor([1., 0.]))
     """
     full_S = num_S > 0
     zeros_S = torch.zeros_like(logps_S)
@@ -203,13 +206,13 @@ def check_preference(name: str | Mapping[str, float], options: PreferenceTerms) 
 
 
 def _smoothing(mixture: Mixture, logps: PairLogps, options: PreferenceTerms) -> float | Tensor:
-    """Return ε: that of the options, or that of each pair if known."""
+    """Return ε: the label noise of each pair if known, else `label_smoothing`."""
     if logps.noise_B is None:
         return options.label_smoothing
     without = [name for name, loss, _ in mixture.terms if "label_smoothing" not in loss.options]
     if without:
         raise ConfigError(
-            f"loss: {without[0]} has no label smoothing, and pairs have a noise of their own (pairs --reliability "
+            f"loss: {without[0]} has no label smoothing, but the pairs have label noise (pairs --reliability "
             "noise): use sigmoid or robust, or build the pairs with --reliability weight"
         )
     return torch.where(logps.noise_B.isnan(), options.label_smoothing, logps.noise_B)

@@ -1,4 +1,4 @@
-"""KTO: single examples labelled good or bad, without pairs."""
+"""KTO: single examples labelled desirable or undesirable, without pairs."""
 
 from dataclasses import dataclass
 
@@ -41,7 +41,14 @@ def kto_loss(
     undesirable_weight: float = 1.0,
     weight_S: Tensor | None = None,
 ) -> ExampleLosses:
-    """Compute λ_D σ(β (z₀ − s)) of desirable examples, λ_U σ(β (s − z₀)) of undesirable ones (λ − v in the paper)."""
+    """Compute λ_D σ(β (z₀ − s)) of desirable examples, λ_U σ(β (s − z₀)) of undesirable ones (λ − v in the paper).
+
+    >>> logps, reference = torch.tensor([-1.0, -5.0]), torch.tensor([-3.0, -3.0])
+    >>> is_desirable = torch.tensor([True, False])
+    >>> losses = kto_loss(logps, reference, torch.tensor([4, 4]), is_desirable, torch.tensor(0.0), beta=0.5)
+    >>> losses.rewards_S, losses.loss_S  # both moved in the direction of their label
+    (tensor([ 1., -1.]), tensor([0.2689, 0.2689]))
+    """
     full_S = num_S > 0
     zeros_S = torch.zeros_like(logps_S)
     score_S = torch.where(full_S, logps_S - ref_logps_S, zeros_S)

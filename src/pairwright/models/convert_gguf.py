@@ -43,7 +43,7 @@ def convert_gguf(
 
     file: the GGUF file.
     folder: the folder to write; it must not exist, or be empty.
-    dtype: of the weights. auto: as in the file, and bfloat16 if they are quantised.
+    dtype: type of the written weights. auto: the type in the file, and bfloat16 for quantised ones.
     tokenizer: a folder whose tokenizer is copied, instead of the one in the file.
     progress: called with the number of tensors written and the total.
     """
@@ -52,9 +52,9 @@ def convert_gguf(
     fields, tensors = open_gguf(file)
     family = fields.get("general.architecture")
     if family not in FAMILIES:
-        raise ConvertError(f"{file}: a model of the family {family!r}; known are {', '.join(FAMILIES)}")
+        raise ConvertError(f"{file}: a model of the family {family!r}; supported: {', '.join(FAMILIES)}")
     if fields.get(f"{family}.expert_count"):
-        raise ConvertError(f"{file}: a mixture of experts, which is not known here")
+        raise ConvertError(f"{file}: a mixture of experts, which is not supported")
     names = map_names(tensors, str(file), num_blocks=_field(fields, "block_count", file))
     chosen = _choose_dtype(tensors) if dtype == "auto" else dtype
     with write_atomic(folder, error=ConvertError) as temporary:
@@ -87,7 +87,7 @@ def open_gguf(file: Path) -> tuple[Json, dict[str, Any]]:
     try:
         reader = gguf.GGUFReader(file)
         fields = {key: field.contents() for key, field in reader.fields.items()}
-    except Exception as error:  # whatever a cut or broken file makes the reader raise
+    except Exception as error:  # the reader raises various errors for a truncated or broken file
         raise ConvertError(f"{file}: cannot be read: {type(error).__name__}: {error}") from error
     if fields.get("split.count", 1) > 1:
         raise ConvertError(f"{file}: one of {fields['split.count']} parts: join them with gguf-split --merge first")
@@ -156,7 +156,7 @@ def _rope_scaling(fields: Json, tensors: dict[str, Any], file: Path, *, head_dim
             expected = llama3_factors(head_dim, theta, factor)
             if factors.shape == expected.shape and np.allclose(factors, expected, rtol=1e-4):
                 return {"rope_type": "llama3", **scaling, "original_max_position_embeddings": 8192}
-        raise ConvertError(f"{file}: {ROPE_FACTORS} has factors that are not those of Llama 3")
+        raise ConvertError(f"{file}: {ROPE_FACTORS} differs from the factors of Llama 3")
     kind = fields.get(f"{family}.rope.scaling.type", "none")
     if kind == "none":
         return {}
@@ -187,7 +187,7 @@ def _write_tokenizer(fields: Json, folder: Path, file: Path, source: Path | None
     try:
         build_tokenizer(fields, str(file)).save(str(folder / "tokenizer.json"))
         settings = tokenizer_settings(fields)
-    except (KeyError, IndexError, TypeError, ValueError) as error:  # of keys that are missing or of another type
+    except (KeyError, IndexError, TypeError, ValueError) as error:  # a key is missing or has another type
         raise ConvertError(f"{file}: no tokenizer in it: {type(error).__name__}: {error}") from error
     write_json(folder / "tokenizer_config.json", settings)
     template = fields.get("tokenizer.chat_template")

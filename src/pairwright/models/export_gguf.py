@@ -111,7 +111,7 @@ def write_lora_gguf(adapter: Adapter, base: Path, path: Path) -> Json:
         for target, (a, b) in adapter.pairs.items():
             tensor = name_in_file(target)
             if tensor is None:
-                raise ConvertError(f"{adapter.folder}: changes {target}, which is not known here")
+                raise ConvertError(f"{adapter.folder}: changes {target}, which is not supported")
             rotary = rotary_heads(tensor, config["model_type"], *heads)
             writer.add_tensor(f"{tensor}.lora_a", a)
             writer.add_tensor(f"{tensor}.lora_b", b if rotary is None else np.ascontiguousarray(join_rotary(b, rotary)))
@@ -208,13 +208,13 @@ def _read_config(folder: Path) -> Json:
     family = config.get("model_type")
     if family not in FAMILIES or config.get("architectures", [FAMILIES[family][0]]) != [FAMILIES[family][0]]:
         raise ConvertError(
-            f"{folder}: {config.get('architectures', [family])[0]} ({family}) is not exported to GGUF; known are "
+            f"{folder}: {config.get('architectures', [family])[0]} ({family}) is not exported to GGUF; supported: "
             f"{', '.join(architecture for architecture, _ in FAMILIES.values())} (SmolLM2 is a Llama)"
         )
     if config.get("hidden_act", "silu") != "silu":
-        raise ConvertError(f"{folder}: hidden_act is {config['hidden_act']!r}, which llama.cpp has not for {family}")
+        raise ConvertError(f"{folder}: llama.cpp does not support hidden_act {config['hidden_act']!r} for {family}")
     if config.get("use_sliding_window"):
-        raise ConvertError(f"{folder}: use_sliding_window, which llama.cpp has not for {family}")
+        raise ConvertError(f"{folder}: llama.cpp does not support use_sliding_window for {family}")
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     config["rope_parameters"] = {
         "rope_theta": config.get("rope_theta", 10_000.0),

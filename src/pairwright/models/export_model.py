@@ -49,14 +49,14 @@ def export_model(
     run: the folder of a run, model or adapter.
     output: the file to write for gguf and lora-gguf, else a new or empty folder.
     to: one of `TARGETS`, or gguf:TYPE with a type of llama-quantize.
-    like: with gguf: a GGUF file whose types are used.
+    like: for gguf and ollama, a GGUF file whose tensor types are used.
     progress: called with the number of tensors written and the total.
     """
     kind, _, type_ = to.partition(":")
     if kind not in ("gguf", "lora-gguf", "ollama", "vllm-lora", "merged") or (type_ and kind not in ("gguf", "ollama")):
         raise ConfigError(f"--to {to}: expected one of {', '.join(TARGETS)}")
     if like is not None and kind not in ("gguf", "ollama"):
-        raise ConfigError(f"--like: a GGUF file has types, {kind} has none")
+        raise ConfigError(f"--like: {kind} has no types of tensors: expected gguf or ollama")
     if kind == "gguf" and not type_ and like is None:
         raise ConfigError("--to gguf: expected a type, such as gguf:f16, or --like FILE")
     trained = find_trained(run)

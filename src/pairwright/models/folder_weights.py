@@ -48,7 +48,7 @@ _PLAIN_LORA: dict[str, tuple[Any, ...]] = {
 
 
 def find_trained(path: Path) -> Path:
-    """Return the model or adapter folder of a run: the folder itself, or the one that training wrote into it."""
+    """Return the model or adapter folder of a run: the folder itself, or the folder that training wrote in it."""
     for folder in (path, *(path / name for name in ("model", "train/model", "adapter", "train/adapter"))):
         if (folder / "config.json").is_file() or (folder / "adapter_config.json").is_file():
             return folder

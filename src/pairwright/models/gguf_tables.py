@@ -106,8 +106,8 @@ def rotary_heads(name: str, family: str, heads: int, kv_heads: int) -> int | Non
 
 
 def split_rotary(weights: NDArray[Any], heads: int) -> NDArray[Any]:
-    """Reorder rows from llama.cpp to transformers: llama.cpp rotates neighbours (0 1, 2 3, ...), transformers the two
-    halves of a head."""
+    """Reorder rows from llama.cpp to transformers: llama.cpp rotates neighbours (0 1, 2 3, ...), transformers rotates
+    the two halves of a head."""
     pairs = weights.reshape(heads, -1, 2, *weights.shape[1:])
     return pairs.swapaxes(1, 2).reshape(weights.shape)
 

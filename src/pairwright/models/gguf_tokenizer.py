@@ -72,7 +72,7 @@ def build_tokenizer(fields: Json, where: str) -> Tokenizer:
     )
     for number, (token, type_) in enumerate(zip(tokens, types, strict=True)):
         if type_ != _UNUSED and backend.token_to_id(token) != number:
-            raise TokensError(f"{where}: token {number}, {token!r}, stands twice in the vocabulary")
+            raise TokensError(f"{where}: token {number}, {token!r}, is in the vocabulary twice")
     if _adds_bos(fields):
         bos = tokens[fields["tokenizer.ggml.bos_token_id"]]
         backend.post_processor = processors.TemplateProcessing(
@@ -113,12 +113,12 @@ def _byte_level(fields: Json, where: str) -> Tokenizer:
     name = fields.get("tokenizer.ggml.pre")
     if name not in _RULES:
         raise TokensError(
-            f"{where}: splits text by the rule {name!r}; known are {', '.join(_RULES)}: take the tokenizer of the "
+            f"{where}: splits text by the rule {name!r}; supported: {', '.join(_RULES)}: take the tokenizer of the "
             "original model with --tokenizer FOLDER"
         )
     rule = _RULES[name]
     tokens, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
-    # Added tokens are in the vocabulary, too, to keep their ids; BPE itself cannot produce them.
+    # Added tokens are also in the vocabulary, so that they keep their ids; BPE itself cannot produce them.
     vocabulary = {
         token: number for number, (token, type_) in enumerate(zip(tokens, types, strict=True)) if type_ != _UNUSED
     }
@@ -228,7 +228,7 @@ def _rule_name(backend: Tokenizer, where: str) -> str:
             splitter = _splitter(rule)
             if [splitter.pre_tokenize_str(text) for text in PROBE_TEXTS] == expected:
                 return name
-    raise TokensError(f"{where}: splits text by none of the rules that are known here: {', '.join(_RULES)}")
+    raise TokensError(f"{where}: splits text by a rule that is not supported; supported: {', '.join(_RULES)}")
 
 
 def _special_ids(tokenizer: ChatTokenizer, where: str) -> Json:
@@ -252,5 +252,5 @@ def _special_ids(tokenizer: ChatTokenizer, where: str) -> Json:
     bos, eos = fields.get("tokenizer.ggml.bos_token_id"), fields["tokenizer.ggml.eos_token_id"]
     adds_bos, adds_eos = whole[:1] == [bos] and plain[:1] != [bos], whole[-1:] == [eos] and plain[-1:] != [eos]
     if whole != [bos] * adds_bos + plain + [eos] * adds_eos:
-        raise TokensError(f"{where}: puts tokens around a text that are neither its BOS nor its EOS")
+        raise TokensError(f"{where}: puts tokens other than BOS and EOS around a text")
     return fields | {"tokenizer.ggml.add_bos_token": adds_bos, "tokenizer.ggml.add_eos_token": adds_eos}

@@ -36,7 +36,7 @@ def modelfile(tokenizer: ChatTokenizer, model: str, where: str) -> tuple[str, li
     """Return the text of a Modelfile, and notes on limits of Ollama's template.
 
     tokenizer: the tokenizer of the model's folder.
-    model: name of the GGUF file beside the Modelfile.
+    model: name of the GGUF file in the folder of the Modelfile.
     where: the folder's name, for errors.
     """
     parts = chat_parts(tokenizer, where)
@@ -47,7 +47,7 @@ def modelfile(tokenizer: ChatTokenizer, model: str, where: str) -> tuple[str, li
     lines += [f"PARAMETER stop {json.dumps(token, ensure_ascii=False)}" for token in sorted(tokenizer.eos)]
     notes = []
     if any("tools" in source for source in tokenizer.templates.values()):
-        notes.append("the Modelfile has no tools: ask for tool calls at llama.cpp's server, which runs the template")
+        notes.append("the Modelfile has no tools: for tool calls use llama.cpp's server, which runs the template")
     padded = [("user", f" {_MARKS[0]} \n")]
     if parts.render(padded) != _render(tokenizer, padded):
         notes.append("the chat template strips blanks around messages, Ollama does not")

@@ -184,7 +184,7 @@ def make_pairs(
         output: Folder of the pairs; by default `pairs` beside the first table. Existing pairs are replaced.
         strategy: "all", "best-worst", "stratified", "divergence", "teachers", "imported": docs/reference/pairs.md. By
             default that of the preset, else "all".
-        min_gap: Minimum difference of rewards, by default that of the preset, else 0. Ties are never paired.
+        min_gap: Minimum difference of rewards, by default the value of the preset, else 0. Ties are never paired.
         seed: Seed of the sample and of the split.
         progress: True prints progress to stderr; a function is called with the number of pieces done and in total.
         **options: Every other option of the `pairs` section: `validation`, `max_pairs`, `weight`, `where`, ...
@@ -204,12 +204,12 @@ def make_pairs(
     # The build reads whole tables: the condition of filtered ones becomes its `where`.
     conditions = {table.where for table in opened} - {None}
     if len(conditions) > 1 or (conditions and any(table.where is None for table in opened)):
-        raise ConfigError("tables: all of them need the same filter; build the pairs of each alone")
+        raise ConfigError("tables: all of them need the same filter; build the pairs of each separately")
     for condition in conditions:
         options["where"] = join_conditions(options.get("where"), str(condition))
     for score in {table.score_name for table in opened} - {None}:
         if options.setdefault("score", score) != score:
-            raise ConfigError("score: the tables are views with another score; build the pairs of each alone")
+            raise ConfigError("score: the tables are views with another score; build the pairs of each separately")
     # Only explicit values: a default would override the preset.
     options |= {key: value for key, value in (("strategy", strategy), ("min_gap", min_gap)) if value is not None}
     config = adjust_config(seed=seed, pairs=options)

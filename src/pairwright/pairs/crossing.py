@@ -1,6 +1,6 @@
 """Pairs whose sides may not be comparable: from files with disjoint rewards, of different models or system prompts.
 
-Two files whose rewards do not overlap were probably scored by different scorers, so that the gap says which file an
+Two files whose rewards do not overlap were probably scored by different scorers: the gap then shows which file an
 answer is from, not which answer is better. Such pairs are counted, not dropped: `--within` forbids them.
 """
 

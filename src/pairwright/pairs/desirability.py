@@ -1,4 +1,4 @@
-"""Desirability of runs: good or bad by reward alone, for KTO, which needs no pairs."""
+"""Desirability of runs: desirable or not by reward alone, for KTO, which needs no pairs."""
 
 import numpy as np
 
@@ -21,7 +21,7 @@ def choose_threshold(rewards: Array, threshold: float | None, *, option: str) ->
     """
     lowest, highest = float(rewards.min(initial=np.inf)), float(rewards.max(initial=-np.inf))
     if not len(rewards):
-        raise PairwrightError("no run has a reward: nothing says which are good")
+        raise PairwrightError("no run has a reward, so none can be labelled")
     if not lowest < highest:
         raise PairwrightError(f"all {len(rewards)} scored runs have the reward {lowest:g}: nothing to learn from")
     # Halfway separates 0 from 1, -1 from 1, and thumbs down from up; other scales need an explicit threshold.

@@ -28,7 +28,7 @@ _CONTENT = (
     "num_completion_messages", "num_tokens", "truncate_status", "info",
 )  # fmt: skip
 _OF_CHOSEN = ("prompt", "tools", "prompt_text")  # copied only from the chosen row of a pair
-_PIECE_BYTES = 8 * 2**20  # of texts that are split into slices together
+_PIECE_BYTES = 8 * 2**20  # bytes of texts that are split into slices together
 _HELD = 3  # peak memory of texts as a multiple of their size
 WANTED_BITS = 11  # low bits of a wanted row: the slice that needs it, and in the last bit whether the prompt is needed
 
@@ -38,8 +38,8 @@ class PairTexts:
 
     def __init__(self, num_drafts: int, num_slices: int, folder: Place | None) -> None:
         self._folder = folder
-        self._drafts: list[pl.DataFrame] = []  # in memory if there is a single slice
-        self.files: list[Aside] = []  # of the drafts, by slice, if there are several
+        self._drafts: list[pl.DataFrame] = []  # used if there is a single slice
+        self.files: list[Aside] = []  # files of drafts by slice, if there are several slices
         self._bounds = np.linspace(0, num_drafts, num_slices + 1).astype(np.int64)[1:]
         self._wanted: list[Indices] = []
         self.columns: tuple[str, ...] = _CONTENT
@@ -162,7 +162,7 @@ def num_slices(tables: Sequence[Table], num_rows: int, *, memory_megabytes: int)
         groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
         size += sum(group.column(column).total_uncompressed_size for group in groups for column in columns)
         total += footer.num_rows
-    # Assumes rows of average size; no more than the whole tables can be needed.
+    # Assumes rows of average size; the estimate is at most the size of the whole tables.
     needed = _HELD * size * min(1.0, num_rows / max(1, total))
     # 2**19: half of the memory allowed, in bytes.
     return min(MAX_SLICES, max(1, int(-(-needed // (memory_megabytes * 2**19)))))

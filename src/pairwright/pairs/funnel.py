@@ -1,7 +1,7 @@
 """The funnel of a build: counts of inputs, outputs and dropped items by reason, for each stage.
 
 Stages are experiences (which become candidates), groups (which give pairs or not) and pairs (which are kept or not);
-some strategies have others. In each stage inputs equal outputs plus drops, as `Stage.close` asserts. Reasons are
+some strategies have other stages. In each stage inputs equal outputs plus drops, as `Stage.close` asserts. Reasons are
 shown to users.
 """
 
@@ -22,7 +22,7 @@ NUM_EXAMPLES = 5
 class Reason(StrEnum):
     """Why an experience, a group or a pair was dropped."""
 
-    # Of an experience, in the first stage.
+    # Reasons of experiences, in the first stage.
     EXCLUDED = "excluded by hand"
     FILTERED = "filtered by --where"
     REPEATED_RECORD = "the same record again"
@@ -36,7 +36,7 @@ class Reason(StrEnum):
     REPEATED_CANDIDATE = "the same completion with the same reward again"
     DIFFERENT_PROMPTS = "no other candidate with an equal prompt"
     SINGLE = "single candidate"
-    # Of a group that gave no pair, or of a pair that a strategy left out.
+    # Reasons of groups that gave no pair, and of pairs that a strategy left out.
     TIED = "tied rewards"
     BELOW_GAP = "below the minimum gap"
     ABOVE_GAP = "above the maximum gap"
@@ -55,7 +55,7 @@ class Reason(StrEnum):
     NO_TEACHER = "no teacher answered at this prompt"
     NO_DECISION = "no message that the model wrote"
     TEACHERS_DISAGREE = "too few teachers agree"
-    # Of drafts: inside a partition, or among all of them.
+    # Reasons of drafts: within a partition, or among the drafts of all partitions.
     DUPLICATE = "duplicate pair"
     NEAR_DUPLICATE = "near-duplicate pair"
     CONTRADICTION = "contradiction: the opposite was also seen"

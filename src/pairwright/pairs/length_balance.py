@@ -22,7 +22,7 @@ def length_effect(differences: Floats, weights: Floats | None = None) -> float:
 
 
 def one_sided(differences: Floats, bound: float) -> Flags:
-    """Mask of the pairs to drop so that the length effect is within the bound: as few as possible, largest first."""
+    """Mask of the pairs to drop so that the length effect is within the bound: the fewest, most one-sided first."""
     towards = np.sign(differences.mean()) or 1.0
     # Most one-sided pair first, in the prevailing direction; ties by number (the last key of lexsort is primary).
     order = np.lexsort([np.arange(len(differences)), -towards * differences])

@@ -130,9 +130,9 @@ def lint_pairs(folder: Place, *, max_length_effect: float = 0.5, max_near: float
     checks = [
         ("no-pairs", stats["pairs"] == 0, "there are no pairs"),
         ("not-rising", stats["not_rising"], f"{stats['not_rising']:,} pairs whose chosen reward is not the higher one"),
-        ("tied", stats["tied"], f"{stats['tied']:,} pairs whose rewards are equal but for float noise"),
+        ("tied", stats["tied"], f"{stats['tied']:,} pairs whose rewards differ only by float noise"),
         ("empty", stats["empty_sides"], f"{stats['empty_sides']:,} sides are empty"),
-        ("duplicates", stats["duplicates"], f"{stats['duplicates']:,} pairs are there more than once"),
+        ("duplicates", stats["duplicates"], f"{stats['duplicates']:,} pairs occur more than once"),
         ("contradictions", stats["contradictions"], f"{stats['contradictions']:,} pairs contradict another one"),
         (
             "white-space",

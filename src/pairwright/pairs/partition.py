@@ -114,7 +114,7 @@ def _lost(state: PartitionState) -> pl.DataFrame:
     """Return for each candidate why its last draft was dropped, or why it never had one."""
     late = pl.DataFrame(schema=_LOST)
     if state.lost:
-        # Frames are in the order of dropping: the reason of a row's last draft counts.
+        # Frames are in the order of dropping: use the reason of a row's last draft.
         gone = [lost.with_columns(place=pl.lit(number)) for number, lost in enumerate(state.lost)]
         rows = pl.concat(
             [pl.concat(gone).select("place", "reason", row=f"{side}_row") for side in ("chosen", "rejected")]
@@ -125,7 +125,7 @@ def _lost(state: PartitionState) -> pl.DataFrame:
 
 
 def _never_paired(state: PartitionState) -> pl.DataFrame:
-    """Return for each candidate the reason that applies if no draft has it."""
+    """Return for each candidate the reason that applies if it is in no draft."""
     candidates, options = state.candidates, state.options
     if candidates is None or not candidates.frame.height:
         return pl.DataFrame(schema=_LOST)

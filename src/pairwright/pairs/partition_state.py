@@ -152,7 +152,7 @@ def hint_for(funnel: Funnel, clues: Clues, options: PairOptions) -> str:
     return text
 
 
-_NUM_ROWS = 5_000  # that are searched for a field that groups them
+_NUM_ROWS = 5_000  # rows in which a field that groups them is searched
 
 
 def grouping_hint(tables: Iterable[Table]) -> str:
@@ -199,7 +199,7 @@ def _advice(reason: Reason, options: PairOptions) -> str | None:
 
 
 def _value(reason: Reason, clues: Clues, options: PairOptions) -> str | None:
-    """Return the option behind a reason with a value that would let some through; None if there is none."""
+    """Return the option that causes a reason, with a value that would let some through; None if no option does."""
     # reason -> option, a value that lets some through, and the current value.
     bounds = {
         Reason.BELOW_GAP: ("--min-gap", clues.largest_gap, options.min_gap),

@@ -41,7 +41,7 @@ def select_variables(info: pa.Array) -> pa.Array:
 LONG_TEXT = pa.large_string()
 _OF_TEXT = ("prompt_text", "response_text")
 REJECTED_KEY = f"rejected_{KEY}"  # in the info of a pair whose rejected side has different template variables
-REWRITTEN = ("cut", "row_uid", "chosen_at", "rejected_at")  # the texts of a draft with one of them are not plain copies
+REWRITTEN = ("cut", "row_uid", "chosen_at", "rejected_at")  # a draft with one of these columns needs decoded texts
 _REWRITTEN_COLUMNS = ("id", "prompt_hash", "prompt", "tools", "chosen", "rejected")
 
 

@@ -1,4 +1,4 @@
-"""Files of a build: rows that wait, and rows that are shuffled.
+"""Temporary files of a build: stored rows, and shuffle files.
 
 A shuffle file is one Arrow file with batches of many partitions; a reader takes one partition from many files.
 """

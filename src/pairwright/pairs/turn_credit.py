@@ -2,8 +2,9 @@
 
     votes      votes of people on turns: turn_votes.csv in the folder of the experience table
     function   `credit(run, turn)` of the user; `turn` is a position in `run.messages`
-    rewards    recorded step rewards: `turn_reward` of the message, token_level_reward summed over the turn's tokens,
-               or the reward of a run with one generated turn, which is a value, and for rated steps a verdict
+    rewards    recorded step rewards: `turn_reward` of the message, else token_level_reward summed over the turn's
+               tokens, else the reward of a run with one generated turn; that reward gives a value, and a verdict only
+               for formats of rated steps
     errors     error sites of the kinds in `tokens.credit.kinds`: the turn whose call failed
 
 Verdict and value come from the first source in `tokens.credit.sources` that has one. Credit is derived from recorded
@@ -33,7 +34,7 @@ from pairwright.store.table import Table
 
 VERDICTS = get_args(Verdict)
 SIDES = ("chosen", "rejected")
-STEP_FORMATS = ("nat", "prm800k")  # a record is one rated step
+STEP_FORMATS = ("nat", "prm800k")  # formats in which a record is one rated step
 Function = Callable[[Experience, int], Any]
 
 
@@ -46,7 +47,7 @@ class TurnCredit(msgspec.Struct, frozen=True, array_like=True):
     source: str = ""
 
 
-Credits = dict[int, TurnCredit]  # by position of the turn in the messages of its run; turns without credit are missing
+Credits = dict[int, TurnCredit]  # position of the turn in its run -> credit; turns without credit are missing
 
 
 def generated_turns(run: Experience) -> list[int]:
@@ -75,7 +76,7 @@ def find_credit(run: Experience, options: CreditConfig, votes: Mapping[int, Verd
     for source in options.sources:
         for turn, credit in readers[source]().items():
             if turn in turns:
-                first = found.get(turn, credit)  # from an earlier source, completed by this one
+                first = found.get(turn, credit)  # of an earlier source; this source fills what it lacks
                 judge = credit if first.verdict == "unknown" else first
                 value = credit.value if first.value is None else first.value
                 found[turn] = TurnCredit(turn, judge.verdict, value, judge.source or first.source)
@@ -86,7 +87,7 @@ def _read_errors(run: Experience, turns: Sequence[int], kinds: Sequence[str]) ->
     prompt, completion = conversation_of(run)
     messages = [*prompt, *completion]
     failed: dict[int, str] = {}
-    suspected = set()  # turns with a failure of a kind that does not count
+    suspected = set()  # turns whose failures are only of kinds that are not in `kinds`
     for site in run.errors:
         turn = find_failed_turn(messages, site)
         if turn is not None and site.kind in kinds:
@@ -106,7 +107,7 @@ def find_failed_turn(messages: Sequence[Message], site: ErrorSite) -> int | None
         return site.index
     before = [index for index in range(site.index) if messages[index].is_generated]
     if site.call_id is not None:
-        # Ids may repeat in a run: the last call before the result counts.
+        # Ids may repeat in a run: use the last call before the result.
         for index in reversed(before):
             if any(call.id == site.call_id for call in messages[index].tool_calls):
                 return index
@@ -146,7 +147,7 @@ def _sum_token_rewards(run: Experience, turns: Sequence[int]) -> dict[int, float
     starts = [place for place in range(len(mask)) if mask[place] and (place == 0 or not mask[place - 1])]
     if len(starts) != len(turns):
         return {}
-    # Rewards on environment tokens between two turns belong to the first of them.
+    # Rewards on environment tokens between two turns belong to the earlier turn.
     ends = [*starts[1:], len(mask)]
     sums = [float(run.token_level_reward[start:end].sum()) for start, end in zip(starts, ends, strict=True)]
     return {turn: value for turn, value in zip(turns, sums, strict=True) if math.isfinite(value)}

@@ -38,7 +38,7 @@ Progress = Callable[[int, int], None]
 R = TypeVar("R")
 Numbered = tuple[int, list[Aside]]  # a bucket or a slice, and the files that have rows of it
 SliceTask = tuple[int, list[Aside], list[Aside]]  # a slice, and the files that have drafts and texts of it
-PIECE_MEGABYTES = 256  # of texts in a slice while a worker builds it
+PIECE_MEGABYTES = 256  # megabytes of texts in a slice while a worker builds it
 _BUCKETS_PER_WORKER = 4  # several, so that a slow bucket does not leave other workers idle
 
 

@@ -1,7 +1,7 @@
 """Tokens: exactly what the model generated, on any chat template, in linear time.
 
     encode_chat          a conversation as one sequence: ids, mask, message of each token, report
-    encode_turns         the same for templates that rewrite history: as few sequences as are exact
+    encode_turns         the same for templates that rewrite history: the fewest sequences that are exact
     encode_pair          a prompt with two completions that continue the same ids; encode_pairs for many
     encode_experience    an experience: its recorded ids if it has them, else its messages
     encode_distillations student and hinted teacher, aligned by index

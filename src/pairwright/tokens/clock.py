@@ -1,6 +1,6 @@
 """The time that chat templates print: the record's, else a fixed one, never the current time.
 
-Some templates write the date into the prompt. With the wall clock, ids of the same record would change every day.
+Some templates write the date into the prompt. With the current time, the ids of a record would change every day.
 """
 
 from collections.abc import Mapping

@@ -90,7 +90,7 @@ class Prepared(NamedTuple):
     chat, tools    the messages and schemas
     generated      indices of the messages that the model generated
     rewritten_ids  number of rewritten call ids
-    mode           template variables chosen by whether the record has reasoning
+    mode           template variables that switch thinking on or off, because the record has reasoning or lacks it
     """
 
     tokenizer: ChatTokenizer
@@ -109,7 +109,8 @@ def prepare_chat(
     allow_images: bool = False,
     mode: Json | None = None,
 ) -> Prepared:
-    """Convert messages to the form that the template takes, and set the template to `mode`, by default theirs."""
+    """Convert messages to the form that the template takes, and set the template to `mode`, by default the mode of
+    the messages: thinking is on if a generated message has reasoning."""
     if not messages:
         raise Refusal("not_generated", "a conversation without messages")
     schemas = tokenizer.schemas(tools)

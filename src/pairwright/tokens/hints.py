@@ -106,7 +106,7 @@ def find_hints(
     `templates` maps error kinds to hints; `function` and `judge` return a hint for a conversation and a site; `cache`
     is a folder for the judge's answers.
     """
-    hints: dict[int, Hint] = {}  # by recovery turn: the first site that has a hint wins
+    hints: dict[int, Hint] = {}  # recovery turn -> hint of the first site that has one
     counts: Counter[str] = Counter()
     for site in sites:
         target = _find_recovery(messages, site.index)
@@ -217,7 +217,7 @@ def _ask_judge(messages: Sequence[Message], site: ErrorSite, judge: Judge, cache
 # Hints of a configuration (`train.sdpo`): the user's function, templates, a judge model.
 
 HINT_FUNCTIONS = "pairwright.hints"
-_MAX_CHARACTERS = 4000  # of one message, in the judge's question
+_MAX_CHARACTERS = 4000  # characters of one message in the judge's question
 # One or two sentences at the start of a text, in groups 1 and 2.
 _SENTENCES = re.compile(r"(.+?[.!?])(?:\s+(.+?[.!?]))?(?:\s|$)", re.S)
 

@@ -6,7 +6,8 @@ Templates differ in a few ways, which are tested once by rendering a small conve
     empty content beside tool calls   some take null, some fail on it or print "None"; use the form that prints nothing
     content     a few read only a list of parts; many read only text, so text parts are joined, as inference servers do
     call ids    Mistral's templates require nine letters or digits; other ids are shortened, in calls and results
-    reasoning   some write an empty thinking block before text that begins with one (Kimi); it is moved to a field
+    reasoning   some (Kimi) write an empty thinking block before text that already begins with one; the block in the
+                text is moved to the reasoning field
 
 Records are always converted. Chat dicts change only if the template would drop or refuse their content, ids or parts,
 or print a null.
@@ -28,7 +29,7 @@ from pairwright.tokens.template.render import Rendered
 from pairwright.tokens.template.tracked_str import CALL, CONTENT, Chat, plain_chat
 from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
 
-_ID_LENGTH = 9  # of the ids that Mistral's templates take
+_ID_LENGTH = 9  # length of call ids that Mistral's templates accept
 _LONG_ID = "call_zq0000000001"
 
 
@@ -41,7 +42,7 @@ class Forms(msgspec.Struct, frozen=True):
     needs_text   arguments are accepted as JSON text, but refused as an object
     wants_parts  content is rendered as a list of parts, but not as text
     short_ids    call ids other than nine letters or digits are refused
-    thought_tags  tags of a thinking block that the template writes again, empty, before text that begins with one
+    thought_tags  tags of the thinking block, if the template writes an empty one before text that begins with one
     reasoning_key  the key under which reasoning is rendered, if it is not one of transformers' keys
     """
 
@@ -85,8 +86,8 @@ def adapt_records(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: 
 
 
 def adapt_dicts(tokenizer: ChatTokenizer, messages: Sequence[Any], tools: list[Json] | None) -> tuple[Chat, int]:
-    """Change chat dicts where the template would drop, print or refuse something; also return the number of rewritten
-    call ids."""
+    """Change chat dicts only where the template would drop content, print a null or raise an error; also return the
+    number of rewritten call ids."""
     forms = find_forms(tokenizer, tokenizer.renderer(tools))
     chat = plain_chat(messages)
     for message in chat:
@@ -118,8 +119,8 @@ def _fit_chat(chat: Chat, forms: Forms) -> tuple[Chat, int]:
 
 
 def _join_parts(tokenizer: ChatTokenizer, renderer: Renderer, chat: Chat) -> Chat:
-    """Join text parts into text if the template reads no parts in messages of that role. Several parts are joined by a
-    line break, as vLLM does, except in assistant messages: the model generated no line break there."""
+    """Join text parts into text if the template does not read parts in messages of this role. Several parts are joined
+    by a line break, as vLLM does, except in assistant messages: the model generated no line break there."""
     for number, message in enumerate(chat):
         parts, role = message.get("content"), message.get("role")
         if not isinstance(parts, list) or not parts or not isinstance(role, str):
@@ -137,7 +138,7 @@ def _join_parts(tokenizer: ChatTokenizer, renderer: Renderer, chat: Chat) -> Cha
 
 
 def _reads_text_only(renderer: Renderer, role: str, forms: Forms) -> bool:
-    """Return whether content of that role is rendered as text, but not as a list of parts."""
+    """Return whether the template renders content of this role as text, but not as a list of parts."""
     message: Json = {"role": role, "content": "zqu"}
     before: Chat = [] if role in ("user", "system", "developer") else [_USER]
     after: Chat = [_USER] if role in ("system", "developer") else []
@@ -231,7 +232,7 @@ _SIZES = (5, 3, 2)
 
 
 def _doubles(renderer: Renderer, tags: Tags) -> bool:
-    """Return whether the template writes an empty thinking block before one in the text."""
+    """Return whether the template writes an empty thinking block before the thinking block of a text."""
     opening, closing = tags
     turn: Json = {"role": "assistant", "content": f"{opening}zqr{closing}zqc"}
     rendered = _render(renderer, [_USER, turn])
@@ -262,7 +263,7 @@ def _render_call(
     *,
     wants_parts: bool,
 ) -> Rendered | None:
-    # No template contains words that begin with zq: one in the text was rendered from a message.
+    # No template contains words that begin with zq, so such a word in the text comes from a message.
     value: object = {"zqa": "zqx"} if arguments == "object" else '{"zqa": "zqx"}'
     call = {"id": name, "type": "function", "function": {"name": "zqf", "arguments": value}}
     turn: Json = {"role": "assistant", "content": content, "tool_calls": [call]}

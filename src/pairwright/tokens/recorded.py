@@ -54,8 +54,8 @@ def encode_experience(
     tokenizer: Any, experience: Experience, options: EncodeOptions = DEFAULT, facts: TurnFacts | None = None
 ) -> list[Sequence]:
     """Encode an experience: its recorded ids unchanged, else its messages. Returns one sequence, or several if the
-    template rewrites history. An answer that was cut short has no stop token. `facts` is the credit of its turns, by
-    default the experience's."""
+    template rewrites history. An answer that was cut short has no stop token. `facts` are the error sites and the
+    credit of its turns, by default computed from the experience."""
     if experience.kind is Kind.PREFERENCE:
         raise Refusal("not_generated", "a preference has two completions: use encode_pair")
     refuse_media_inputs(experience, allow=options.allow_images)
@@ -132,7 +132,7 @@ def split_turns(sequence: Sequence) -> dict[int, RecordedTurn]:
     for start, end in find_mask_spans(sequence.mask).tolist():
         turn = int(sequence.message_index[start])
         if turn < 0:
-            raise Refusal("recorded_ids", "the sampled spans are not one a turn, so no turn has ids of its own")
+            raise Refusal("recorded_ids", "not exactly one sampled span for each turn, so no turn has ids of its own")
         logprobs = None if sequence.logprobs is None else tuple(sequence.logprobs[start:end].tolist())
         turns[turn] = RecordedTurn(tuple(sequence.ids[start:end].tolist()), logprobs)
     return turns
@@ -363,7 +363,7 @@ def encode_recorded_side(
     if answer is None:
         return _build_from_experience(tokenizer, source, own, len(prompt), size)
     if len(prompt) != len(own.prompt) or size != len(messages):
-        raise Refusal("recorded_ids", f"the ids of {source.eid.uid} end elsewhere than the prompt and this side")
+        raise Refusal("recorded_ids", f"the ids of {source.eid.uid} do not end where the prompt and this side end")
     return EncodedSide(_build_from_preference(tokenizer, source, answer, own), len(_ids(source)))
 
 

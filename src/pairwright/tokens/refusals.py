@@ -96,11 +96,11 @@ def _refusal(reason: Reason, detail: str, message: int | None) -> Refusal:
 # are needed: each step is short, since no value can grow past `max_size`.
 
 
-SECONDS = 20.0  # of one render
+SECONDS = 20.0  # run time of one render
 MAX_SIZE = 16_000_000  # characters or items of one value
 MAX_SPENT = 400_000_000  # characters and items of all values of a render
 _CHECK_EVERY = 64  # ticks between two looks at the clock
-_MAX_BITS = 4096  # of an integer
+_MAX_BITS = 4096  # bits of an integer
 
 
 class Limits:

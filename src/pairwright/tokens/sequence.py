@@ -38,22 +38,22 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dropped      (message, field) of trained turns that the template does not render (needs allow_dropped)
     prompt_dropped  the same for untrained messages, and (-1, "tools") for tool schemas
     images       content parts other than text, which no channel trains on (needs allow_images)
-    mode         template variables chosen by whether the record has reasoning
+    mode         template variables that switch thinking on or off, because the record has reasoning or lacks it
     rules        the rule of the law (1, 2 or 3; spans/law.py) of each trained turn, in order
-    added_tokens number of added tokens, which the model did not generate: a thought that was closed before a turn (not
-                 trained), and a stop token that no render shows (trained)
+    added_tokens number of tokens that the model did not generate: the closing of a thought before a turn (not trained),
+                 and a stop token that no render shows (trained)
     declared     turns whose text comes from a declared row that no render shows
     rewritten_ids  call ids that were shortened, in calls and results, because the template refuses them
     merged       tokens that begin before a turn and reach into it: BPE merged across the boundary
     unstopped    turns that end without a stop token
     probed       turns that had to be judged on the whole conversation
-    left_out     untrained turns of a pair's side: they follow the first turns that differ, in different contexts
+    left_out     untrained turns of a pair's side: turns after the first ones that differ, which have different contexts
     truncated    number of tokens cut off
     text_differs turns whose recorded ids do not spell the message's text
-    not_selected turns of the record that `train_turns` leaves in the context; only on the first sequence
-    masked_by_credit  turns that `train_turns: accepted` leaves in the context; only on the first sequence
-    credit       credit of the trained turns; on the first sequence also of turns that credit masks
-    uid          the experience of the sequence, or of the pair's side
+    not_selected turns that `train_turns` does not select, so they are context; only on a record's first sequence
+    masked_by_credit  turns that `train_turns: accepted` does not select; only on a record's first sequence
+    credit       credit of the trained turns; on a record's first sequence also of the turns that are not selected
+    uid          id of the experience that the sequence or the pair's side comes from
     """
 
     uid: str = ""
@@ -104,7 +104,8 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 }
 
 
-_PAIRS, _TURNS = ("dropped", "prompt_dropped"), ("declared", "unstopped", "text_differs")  # numbers in a report
+# Fields of a report with message indices.
+_PAIRS, _TURNS = ("dropped", "prompt_dropped"), ("declared", "unstopped", "text_differs")
 
 
 class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -115,7 +116,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     message_index: Array
     paint: Array
     logprobs: Array | None = None
-    weights: Array | None = None  # loss weight of each trained token; None: all 1
+    weights: Array | None = None  # loss weight of each token, 0 if untrained; None: 1 for trained tokens
     report: Report = Report()
 
     def __post_init__(self) -> None:
@@ -124,7 +125,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             value = getattr(self, name)
             if value is None and name in ("logprobs", "weights"):
                 continue
-            # Most arrays need no conversion, and the check is cheaper.
+            # Most arrays need no conversion, and this check is cheaper than a conversion.
             if type(value) is np.ndarray and value.dtype is dtype and value.shape == shape and value.flags.c_contiguous:
                 continue
             array = as_array(value, f"sequence.{name}", dtype=dtype.name)
@@ -160,7 +161,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def renumber(self, origins: Items[int]) -> "Sequence":
         """Map message indices: n becomes `origins[n]`; -1 (no message) stays."""
-        # One more entry, so that -1 (template text) stays -1.
+        # The last entry maps index -1 (template text) to -1.
         numbers = np.array([*origins, -1], np.int32)
         report = self.report
         pairs = {
@@ -171,7 +172,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return msgspec.structs.replace(self, message_index=numbers[self.message_index], report=report)
 
     def take(self, positions: Array) -> "Sequence":
-        """Return the tokens at these positions; the others count as truncated."""
+        """Return the tokens at these positions; the others are counted as truncated."""
         return Sequence(
             ids=self.ids[positions],
             mask=self.mask[positions],
@@ -204,7 +205,7 @@ def weigh_turns(sequence: Sequence, messages: Items[Message]) -> Sequence:
 
 
 def weigh_by_credit(sequence: Sequence) -> Sequence:
-    """Multiply the weights of trained tokens by the value of their turn, clipped at 0; turns without a value count 1.
+    """Multiply the weights of trained tokens by the value of their turn, clipped at 0; without a value, by 1.
 
     >>> known = Report(credit=(TurnCredit(1, "failed", -1.0), TurnCredit(2, "ok", 2.0)))
     >>> turns = {"mask": [0, 1, 1, 1], "message_index": [0, 1, 2, 3]}
@@ -234,7 +235,7 @@ def truncate(
     *,
     keep_first: int = 0,
 ) -> Sequence:
-    """Cut a sequence to at most `max_length` tokens; the first `keep_first` (BOS, the system prompt) always stay.
+    """Cut a sequence to at most `max_length` tokens; the first `keep_first` (BOS, the system prompt) are always kept.
 
     >>> long = Sequence(ids=[1, 2, 3, 4, 5, 6], mask=[0, 0, 1, 1, 0, 1], message_index=[0] * 6, paint=[0] * 6)
     >>> truncate(long, 3).ids.tolist()  # the cut would run through the turn (3, 4)
@@ -255,7 +256,7 @@ def truncate(
             stop -= 1
         positions = np.arange(stop)
     else:
-        # Tokens kept at the start move the cut right by as many.
+        # The first tokens count towards `max_length`: the cut moves right by their number.
         start = cut_position(sequence, length - max_length + keep_first, has_context=keep_first > 0)
         positions = np.concatenate([np.arange(min(keep_first, start)), np.arange(start, length)])
     cut = sequence.take(positions)
@@ -265,8 +266,8 @@ def truncate(
 
 
 def cut_position(sequence: Sequence, position: int, *, has_context: bool) -> int:
-    """Return where to cut the beginning off: the position, moved right to the end of a trained turn that contains it. A
-    trained turn right after the cut goes, too, unless there is context before it to predict its first token."""
+    """Return where to cut the beginning off: `position`, or the end of the trained turn that contains it. A trained
+    turn directly after the cut is cut off as well, unless context before it predicts its first token."""
     # A loop, not bisection: turns are short compared with sequences.
     while 0 < position < len(sequence) and (
         _same_turn(sequence, position) or (sequence.mask[position] and not has_context)

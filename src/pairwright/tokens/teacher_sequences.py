@@ -205,7 +205,7 @@ def _build_item(
     chat = hinted.chat[:size]
     groups = locate_groups(hinted.tokenizer, chat, hinted.tools, turns, RECORDED)
     if len(groups) > 1:
-        raise Refusal("context_differs", "with the hint, the template renders these turns apart", message=turns[0])
+        raise Refusal("context_differs", "with the hint, these turns need several sequences", message=turns[0])
     added = {index: text for index, text in aid.added.items() if index < size - 1}
     teacher = build_from_turns(hinted, chat, groups[0][1], sampled, added=added)
     return _align(student, teacher, [turn for turn in turns if turn in aid.targets])
@@ -221,7 +221,7 @@ def truncate_distillation(
 
     "keep_end" cuts the beginning: inside the common prefix before the first hint or, if that is not enough, everything
     up to the end of a turn. "keep_start" cuts after the last turn that fits. The first `keep_first` tokens always stay.
-    "drop" refuses; items without a remaining target are refused, too.
+    "drop" refuses. Items without a remaining target are refused.
     """
     longest = max(len(item.student), len(item.teacher))
     if longest <= max_length:

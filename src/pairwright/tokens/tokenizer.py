@@ -44,13 +44,13 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 class TokenBytes(dict[int, bytes]):
     """The bytes that each token spells, looked up lazily.
 
-    Byte-level tokens spell any text that is not changed by normalization, so it is enough that their lengths add up.
+    If normalization leaves a text unchanged, byte-level tokens spell it, so comparing total lengths is enough.
     """
 
     def __init__(self, backend: Tokenizer) -> None:
         is_byte_level = isinstance(backend.decoder, decoders.ByteLevel)
         added = backend.get_added_tokens_decoder()
-        self._sizes = np.zeros(max(backend.get_vocab_size(), *added, 0) + 1, np.int32)  # of the known tokens, in bytes
+        self._sizes = np.zeros(max(backend.get_vocab_size(), *added, 0) + 1, np.int32)  # bytes of each known token
         for number, token in added.items():
             as_it_is = is_byte_level or token.special
             self._keep(number, token.content.encode() if as_it_is else _with_spaces(token.content))
@@ -152,8 +152,8 @@ _LLAMA_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast")
 
 
 class Renderer(Protocol):
-    """Renders a conversation as text with provenance. `Template` is one; a model without a Jinja template provides its
-    own."""
+    """Renders a conversation as text with provenance. `Template` implements it; a model without a Jinja template
+    provides its own renderer."""
 
     @property
     def hash(self) -> str: ...
@@ -210,7 +210,7 @@ class ChatTokenizer:
         self.learnt: dict[Any, Any] = {}  # cache: patterns, forms of calls, shapes of turns
         self._bytes: TokenBytes | None = None
         self._schemas: dict[bytes, list[Json]] = {}
-        self._variants: dict[bytes, ChatTokenizer] = {}  # by their additional variables, or their time
+        self._variants: dict[bytes, ChatTokenizer] = {}  # keyed by additional variables, or by time
         self._clock = clock
         self._templates: Mapping[str, str] = {"default": template} if isinstance(template, str) else {}
         self._renderers: dict[str, Renderer] = {}
@@ -262,7 +262,7 @@ class ChatTokenizer:
     def with_variables(self, variables: Mapping[str, Any]) -> "ChatTokenizer":
         """Return the tokenizer with additional template variables, such as `{"enable_thinking": False}`.
 
-        It has a separate cache (`learnt`). A variable that the templates do not read is a Refusal.
+        The returned tokenizer has its own cache (`learnt`). Raises a Refusal for a variable that no template reads.
         """
         if not variables:
             return self
@@ -284,7 +284,7 @@ class ChatTokenizer:
         return variant
 
     def at(self, moment: datetime | None) -> "ChatTokenizer":
-        """Return the tokenizer with another time; itself if no template prints the time."""
+        """Return a tokenizer whose templates print this time; `self` if no template prints the time."""
         if moment is None or moment == self._clock() or not self.reads_clock:
             return self
         key = moment.isoformat().encode()
@@ -315,7 +315,7 @@ class ChatTokenizer:
     def encode_many(self, texts: Sequence[str]) -> list[Offset]:
         """Encode several texts like `encode`, on as many cores as `tokenizers` may use."""
         if self.backend.truncation is not None or self.backend.padding is not None:
-            self.backend = _without_truncation(self.backend)  # another user of the tokenizer enabled them
+            self.backend = _without_truncation(self.backend)  # other code has enabled truncation or padding
         if self._bytes is None:
             self._bytes = TokenBytes(self.backend)
         if not self._bytes.pays:
@@ -368,7 +368,7 @@ def choose_template(folder: str | Path, template: str | Path) -> str:
     is_file = Path(template).is_file()
     if str(template) in named:
         if is_file:
-            raise TokensError(f"{template}: a file, and a template of the tokenizer: write ./{template} for the file")
+            raise TokensError(f"{template}: is a file and a template of the tokenizer: write ./{template} for the file")
         return named[str(template)]
     try:
         return Path(template).read_text(encoding="utf-8")
@@ -449,7 +449,7 @@ def _read_json(path: Path) -> Json:
 
 
 def _follow_config(backend: Tokenizer, config: Json) -> None:
-    """Fix Llama tokenizers: the class adds a space before the first word only, tokenizer.json before each piece."""
+    """Fix Llama tokenizers: tokenizer.json adds a space before each piece, the class only before the first word."""
     described = json.loads(backend.to_str()) if config.get("tokenizer_class") in _LLAMA_CLASSES else {}
     if "▁" not in json.dumps([described.get("normalizer"), described.get("pre_tokenizer")], ensure_ascii=False):
         return

@@ -7,7 +7,7 @@
 
 The last three are rebuilt for `tokenizers`, which has offsets, and compared with the original library on probe texts; a
 vocabulary that differs is refused. Code in a model folder is never run: tiktoken files whose pattern is only in such
-code are refused, with the ways out.
+code are refused; the message says what to do.
 """
 
 import base64
@@ -83,7 +83,7 @@ def _from_tekken(path: Path) -> tuple[Tokenizer, dict[str, str]]:
         entries = content["vocab"][: native.n_words - num_special]
         tokens = [base64.b64decode(entry["token_bytes"]) for entry in entries]
         pattern = str(content["config"]["pattern"])
-    except Exception as error:  # a file that its own library does not read is input
+    except Exception as error:  # the library raises various errors for a file that it cannot read
         raise TokensError(f"{path}: not a Tekken vocabulary: {type(error).__name__}: {error}") from None
     characters = {byte: character for character, byte in byte_alphabet().items()}
     texts = ["".join(characters[byte] for byte in token) for token in tokens]
@@ -155,7 +155,7 @@ def _from_tiktoken(paths: list[Path], folder: Path) -> Tokenizer:
         special = {int(number): str(token["content"]) for number, token in config["added_tokens_decoder"].items()}
     except KeyError:
         raise TokensError(f"{file}: expected added_tokens_decoder, which has the ids of special tokens") from None
-    except Exception as error:  # a file that its own library does not read is input
+    except Exception as error:  # the library raises various errors for a file that it cannot read
         raise TokensError(f"{path}: not a tiktoken vocabulary: {type(error).__name__}: {error}") from None
     if clash := sorted(set(special) & set(ranks.values())):
         raise TokensError(f"{file}: added_tokens_decoder: {clash[0]} is the id of a token in {path.name} as well")

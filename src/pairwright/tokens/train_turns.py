@@ -1,7 +1,8 @@
 """Select the generated turns to train: `tokens.train_turns`. The others stay in the context.
 
     all           every generated turn
-    accepted      turns that did not fail (pairs/turn_credit.py); on rejected sides all, or those that failed
+    accepted      turns that did not fail (pairs/turn_credit.py); on rejected sides all turns, or only failed ones
+                  (`tokens.credit.rejected`), on chosen sides all turns with `tokens.credit.chosen: all`
     last          the last turn of the record, or of each side of a pair
     after-error   the next generated turn after each error site
     calls, text   turns with tool calls, turns without
@@ -55,7 +56,7 @@ def select_turns(
     facts: TurnFacts = NO_FACTS,
     keep: Literal["accepted", "failed", "all"] = "accepted",
 ) -> list[int]:
-    """Return the generated `turns` (message indices) that the rule selects; `keep` is what "accepted" keeps.
+    """Return the generated `turns` (message indices) that the rule selects; `keep` is for "accepted".
 
     >>> chat = [Message("user", "hi"), Message("assistant", "a"), Message("user", "and?"), Message("assistant", "b")]
     >>> select_turns(chat, [1, 3], "last"), select_turns(chat, [1, 3], lambda messages, index: index == 1)
@@ -82,7 +83,7 @@ def select_turns(
 
 
 def refuse_empty(selected: Items[int], turns: Items[int], rule: TrainTurns, where: str = "") -> None:
-    """Refuse a record with generated turns, none of which is selected."""
+    """Refuse a record if none of its generated turns is selected."""
     if turns and not selected:
         by = f" ({rule})" if isinstance(rule, str) else ""
         raise Refusal("not_selected", f"{where}none of {len(turns)} generated turns is selected by train_turns{by}")
@@ -94,12 +95,12 @@ def load_predicate(name: str) -> Predicate:
 
 
 def fingerprint_function(name: str | None, group: str) -> list[str]:
-    """Hash the source file of a function, for cache keys; empty for the name of a rule."""
+    """Return the hash of a function's source file, for cache keys; an empty list for the name of a rule."""
     if name is None or ":" not in name:
         return []
     path = inspect.getsourcefile(inspect.unwrap(load_function(name, group=group)))
     if path is None:
-        raise ConfigError(f"{name}: its source is not found, so a cache could not tell if it changed")
+        raise ConfigError(f"{name}: its source file was not found, so the cache could not detect changes")
     return [content_hash(Path(path).read_text(encoding="utf-8"))]
 
 
@@ -114,7 +115,7 @@ def as_context(messages: Items[Message], left_out: Items[int]) -> list[Message]:
 def keep_turns(sequence: Sequence, selected: Items[int]) -> Sequence:
     """Train only the tokens of these turns."""
     if bool((sequence.message_index[sequence.mask] < 0).any()):
-        detail = "the sampled spans are not one a turn, so train_turns cannot select among them"
+        detail = "not exactly one sampled span for each turn, so train_turns cannot select turns"
         raise Refusal("recorded_ids", detail)
     mask = sequence.mask & np.isin(sequence.message_index, list(selected))
     paint = np.where(sequence.mask & ~mask, Paint.ASSISTANT, sequence.paint).astype(np.int8)
@@ -149,7 +150,7 @@ def select_in_sides(
     results = []
     names, keeps = ("chosen", "rejected"), (credit.chosen, credit.rejected)
     for name, completion, sequence, known, keep in zip(names, completions, sides, facts, keeps, strict=True):
-        # Turns that truncation cut off do not count.
+        # Only turns that truncation has kept.
         turns = sorted(set(sequence.message_index[sequence.mask].tolist()))
         selected = select_turns([*prompt, *completion], turns, rule, known, keep)
         refuse_empty(selected, turns, rule, f"{name}: ")

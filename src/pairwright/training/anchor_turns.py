@@ -27,7 +27,7 @@ def load_anchor(pairs: Path, folder: Path, options: TokensConfig, show: Show, *,
     runs = list(_find_runs(pairs))
     if not runs:
         return None
-    # A table of exactly these runs: a resumed training finds it, other pairs get another one.
+    # A table of exactly these runs: a resumed training finds it, other pairs get another table.
     place = folder / content_hash([run.eid.uid for run in runs])
     if not is_ready and not (place / "experience" / "table.json").exists():
         with Table(place / "experience") as table:

@@ -81,7 +81,7 @@ def read_state(place: Path) -> State:
     except (OSError, msgspec.MsgspecError) as error:
         raise CheckpointError(f"{place}: cannot be read: {error}. {_way_out(place)}") from error
     if bad:
-        raise CheckpointError(f"{place / bad[0]}: damaged: its checksum is another. {_way_out(place)}")
+        raise CheckpointError(f"{place / bad[0]}: damaged: its checksum differs. {_way_out(place)}")
     return state
 
 
@@ -90,7 +90,7 @@ def load_weights(place: Path, weights: dict[str, Any]) -> None:
     with safe_open(place / "weights.safetensors", framework="pt") as file:
         names = set(file.keys())
         if names != weights.keys():
-            raise CheckpointError(f"{place}: holds {len(names)} weights that are not those of this model")
+            raise CheckpointError(f"{place}: its {len(names)} weights are not those of this model")
         for name, tensor in weights.items():
             with torch.no_grad():
                 tensor.copy_(file.get_tensor(name))
@@ -114,7 +114,7 @@ def load_optimizer(place: Path, optimizer: Any) -> None:
 
 
 def remove_old(folder: Path, *, keep: set[int]) -> None:
-    """Remove checkpoints, except those of these steps and the newest."""
+    """Remove checkpoints, except the newest and those of these steps."""
     # The newest always stays, since a run resumes from it.
     for place in checkpoints(folder)[:-1]:
         if int(place.name.split("-")[1]) not in keep:

@@ -318,7 +318,7 @@ def load_pairs(
         way_out = f"see pairwright tokens check --tokenizer {options.tokenizer}"
         if not why:
             why = "all are in the validation split" if len(pairs.ids) else "the table is empty"
-            way_out = f"build them again with other options: {source}/funnel.json says what became of the candidates"
+            way_out = f"build them again with other options: {source}/funnel.json says why candidates were dropped"
         raise DataError(f"{source}: no pair to train on ({why}); {way_out}")
     in_order = np.argsort(rows["row"].to_numpy(), kind="stable")  # table order instead of cache order
     return PairData(

@@ -1,8 +1,8 @@
 """The training loop: load, compute the reference once, update, validate, save, finish; or stop on a signal.
 
 An update is a pure function of the weights, the optimizer's state and the step number. `BatchOrder` determines its
-items; splitting them into parts changes nothing, since every normaliser is that of the whole batch. So a resumed run
-ends with the same weights, bit for bit on a CPU.
+items. Splitting a batch into parts does not change the update, since every loss is divided by the normaliser of the
+whole batch. So a resumed run ends with the same weights, bit for bit on a CPU.
 """
 
 import os
@@ -57,8 +57,9 @@ class Stopped(PairwrightError):
 
 
 class Stop:
-    """Handles SIGTERM and Ctrl-C. While `is_updating`, the first signal lets the running step finish, a second one ends
-    the process. Before, the first one ends it; with several processes, at the next `check`."""
+    """Handles SIGTERM and Ctrl-C. While `is_updating`, the first signal lets the running step finish, and a second one
+    ends the process. Before the first update, the first signal ends a single process immediately, and several processes
+    at the next `check`."""
 
     def __init__(self, *, is_alone: bool = True) -> None:
         self.signal_number: int | None = None
@@ -91,7 +92,7 @@ class Stop:
     def explain(self) -> Stopped:
         """Return the error of a run that ended immediately."""
         if self.is_updating:
-            message = "stopped in the middle of a step; --resume goes on from the newest checkpoint"
+            message = "stopped in the middle of a step; --resume continues from the newest checkpoint"
         else:
             message = "stopped before the first update of this start; the same command begins again"
         return Stopped(message, self.signal_number or signal.SIGINT)
@@ -116,7 +117,7 @@ class BadLoss(PairwrightError):
 
 
 class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the model is, how many updates it had, and the last metrics."""
+    """The folder of the model, the number of updates, and the last metrics."""
 
     model: Path
     num_steps: int
@@ -141,14 +142,14 @@ def train(
 
     `validation` is an experience table to validate likelihood on; pairs have their own split. `tokens` is a folder that
     `pairwright tokens` wrote: its sequences are used unchanged, and refused if they do not match the table, the
-    tokenizer or the configuration. The table is the one they were encoded from, unless `pairs` or `experience` names
+    tokenizer or the configuration. Their table is the one in their manifest, unless `pairs` or `experience` names
     it. `reference_cache` is the folder of the reference's values, by default one in `output`: runs with other settings
     on the same model and sequences reuse them. Only one process at a time trains in `output`.
     """
     check_reporters(config.train.report_to)
     if config.train.channels.kto and config.train.kto.sft_loss_weight is None:
         raise ConfigError(
-            "train.kto.sft_loss_weight: not set, and no default was safe: set train.kto.sft_loss_weight=10 and examine "
+            "train.kto.sft_loss_weight: not set, and no default is safe: set train.kto.sft_loss_weight=10 and examine "
             "the model, or train dpo or sft; see docs/explanation/evidence.md"
         )
     if tokens is not None:
@@ -210,8 +211,8 @@ class Training:
         self.num_steps = min(settings.max_steps or 1 << 62, self.order.num_steps(settings.epochs))
         if not self.num_steps and len(self.order.items):
             raise DataError(
-                f"train.epochs: nothing is trained in {settings.epochs}: the first stages of the curriculum have no "
-                f"pair for training; the first update is in epoch {self.order.locate(0)[0] + 1}: ask for as many"
+                f"train.epochs: {settings.epochs} gives no update: the first stages of the curriculum have no pair for "
+                f"training, and the first update is in epoch {self.order.locate(0)[0] + 1}: set at least that number"
             )
         self.weights = trainable(self.policy.model)
         num_trained = sum(tensor.numel() for tensor in self.weights.values())
@@ -221,7 +222,7 @@ class Training:
         if folder.checkpoints:
             self.state = _resume(folder, self.state, self.weights, self.optimizer)
         else:
-            folder.cut_metrics(0)  # from a run that ended before its first checkpoint
+            folder.cut_metrics(0)  # removes metrics of a run that ended before its first checkpoint
         self._tell()
 
     def _num_threads(self) -> int:
@@ -304,7 +305,7 @@ class Training:
         sums = self._count_trained(self.ranks.sum_values(sums))
         loss_value = sums["loss"][0]
         norm = clip_gradients(weights, self.settings.max_grad_norm)
-        # Written so that NaN fails, too.
+        # Not `>`: a loss of NaN must stop the run as well.
         if not (loss_value <= self.settings.max_loss and norm < float("inf")):
             raise BadLoss(
                 f"step {step + 1}: loss {loss_value:.4g}, gradient norm {norm:.4g}: stopped before the update; "
@@ -369,7 +370,7 @@ class Training:
             if options.chat_template is not None:
                 template = choose_template(str(options.tokenizer), options.chat_template)
             name = save_model(self.policy.model, folder.path, base=self.base, settings=settings, chat_template=template)
-            # Anchor turns are not counted: the ledger has one outcome per turn, and theirs is that of their pairs.
+            # Anchor turns are not counted: the ledger has one outcome per turn, here that of the pairs.
             counted = [channel for channel in self.channels if channel.name != "anchor"]
             write_trained(folder.path, counted, state.step)
         self.ranks.wait()
@@ -449,7 +450,7 @@ def _resume(folder: RunFolder, fresh: State, weights: dict[str, Any], optimizer:
     state = read_state(place)
     if state.fingerprint != fresh.fingerprint:
         raise CheckpointError(
-            f"{place}: made with another configuration, model or data; give what it was made with, or another -o"
+            f"{place}: made with another configuration, model or data: use the same ones, or another -o"
         )
     load_weights(place, weights)
     load_optimizer(place, optimizer)

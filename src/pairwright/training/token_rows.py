@@ -2,12 +2,16 @@
 
     dpo   one row per pair; columns of its sequences begin with chosen_ and rejected_
     sft   one row per sequence
-    kto   one row per run, with its label; columns kl_ have its prompt with another run's completion, to estimate the
-          KL divergence
+    kto   one row per run, with its label; columns that begin with kl_ have the run's prompt with the completion of
+          another run, from which KTO estimates the KL divergence
 
-Each sequence has `ids`, `mask` (true: trained), `token_weights` and `ref_logprobs` (a value for each trained token;
-null: all 1, and not computed), `uid` and `turns` (the experience, and its trained messages).
-docs/reference/token-rows.md describes every column.
+Each sequence has these columns; docs/reference/token-rows.md describes all columns:
+
+    ids             token ids
+    mask            true for trained tokens
+    token_weights   weight of each trained token; null if all are 1
+    ref_logprobs    reference log-probability of each trained token; null if not computed
+    uid, turns      the experience, and the indices of its trained messages
 """
 
 from collections import Counter
@@ -57,7 +61,7 @@ def row_schema(kind: str) -> pa.Schema:
     fields = [("id", pa.string()), ("split", pa.string()), ("weight", pa.float32()), ("num_tokens", pa.int32())]
     fields += {"dpo": [("gap", pa.float32())], "sft": [], "kto": [("label", pa.bool_())]}[kind]
     fields += [(f"{side}{name}", kind_of) for side in SIDES[kind] for name, kind_of in _SEQUENCE.items()]
-    # The same in every row: identify the tokenizer and the reference model.
+    # These identify the tokenizer and the reference model; all rows have the same values.
     return pa.schema([*fields, ("tokenizer", pa.string()), ("ref_model", pa.string())])
 
 
@@ -66,9 +70,9 @@ class TokenRows:
 
     Args:
         tokens: A folder that `pairwright tokens` wrote.
-        tokenizer: The folder of the tokenizer that it was encoded with.
+        tokenizer: The folder of the tokenizer that the sequences were encoded with.
         kind: "dpo" and "sft" for pairs, "sft" and "kto" for runs.
-        reference: A model folder; the rows then have its log-probabilities, which are kept in `tokens`.
+        reference: A model folder; the rows then have its log-probabilities, which are cached in `tokens`.
         options: Options of the section `train`, such as `where`, `kto` and `precision`.
     """
 
@@ -149,7 +153,7 @@ class TokenRows:
         return row
 
     def _sequences(self, tree: Tree, weights: Array | None) -> list[Json]:
-        """Return the branches of a tree, each after the prompt. `weights` are those of all trained tokens."""
+        """Return the branches of a tree, each after the prompt. `weights` has a value for each trained token."""
         counts = [int(mask.sum()) for mask in tree.masks]
         starts = np.cumsum([0, *counts])
         is_known = self.ref_model is not None and not self.channel.reference.lacks(tree)
@@ -181,7 +185,7 @@ def hash_weights(model: Any) -> str:
             continue
         if hasattr(parameter, "ds_id") or type(parameter.data).__name__ == "DTensor":
             raise ConfigError(
-                "reference values: a model in shards (ZeRO-3, FSDP) cannot be compared with their model: leave "
+                "reference values: a sharded model (ZeRO-3, FSDP) cannot be compared with their model: leave "
                 "`reference` out of to_trl, and TRL computes them"
             )
         rounded = parameter.detach().to("cpu", torch.bfloat16).contiguous().view(torch.int16).numpy()

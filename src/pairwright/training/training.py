@@ -53,9 +53,9 @@ def train(
         pairs: Pairs (channels dpo and sft), if they are not `data`.
         experience: An experience table (channels grpo, kto, sdpo and sft), if it is not `data`.
         validation: An experience table to validate sft on; pairs have their own split.
-        tokens: Encoded sequences, if they are not `data`: they are trained as they are.
-        reference_cache: Folder in which the reference's log-probabilities are kept, by default one in `output`. With
-            the same model, sequences and precision they are found again, whatever else changes.
+        tokens: Encoded sequences, if they are not `data`; they are trained unchanged.
+        reference_cache: Folder of the reference's log-probabilities, by default one in `output`. Runs with the same
+            model, sequences and precision reuse them.
         loss: Preference loss, by its name in docs/reference/losses.md.
         seed: Seed of the order and of dropout.
         resume: Continue from the newest checkpoint.
@@ -63,14 +63,14 @@ def train(
         **options: Every other option of the `train` section: `epochs`, `learning_rate`, `batch_size`, `channels`, ...
 
     Returns:
-        Where the model is, how many updates it had, and the last metrics.
+        The folder of the model, the number of updates, and the last metrics.
 
     >>> import pairwright as pw
     >>> result = pw.train(pw.Pairs("runs/first/pairs"), model="models/tiny", output="runs/first/train", epochs=2)
     >>> result.num_steps, result.model.name
     (2, 'model')
     """
-    # By the names of the loop's arguments.
+    # The keys are argument names of the loop.
     sources: dict[str, Any] = {"pairs": pairs, "experience": experience, "tokens": tokens}
     if isinstance(data, Config):
         config = data
@@ -101,14 +101,14 @@ def train(
 
 
 def _kind(data: Any) -> str:
-    """Return the name of the loop's argument for some data."""
+    """Return the name of the loop's argument that takes this data."""
     known = {Pairs: "pairs", Table: "experience", Encoded: "tokens"}
     if type(data) in known:
         return known[type(data)]
     if not isinstance(data, str | os.PathLike):
         raise ConfigError(f"data: got {type(data).__name__}, expected Pairs, a Table, Encoded, or the folder of one")
     folder = place(data)
-    # The file that only this kind of folder has.
+    # Each kind of folder has a file that the other kinds lack.
     for name, kind in (("table.json", "experience"), (ITEMS, "tokens"), (FILE_NAME, "pairs")):
         if (folder / name).exists():
             return kind

@@ -3,7 +3,7 @@
     B  rows of a micro-batch      S  their sequences (DPO: all chosen sides, then all rejected)      T  tokens
 
 Invariant: the gradient of an update is that of Σ w·ℓ / Σ w over all micro-batches and processes. TRL averages the means
-of micro-batches, which gives pairs of a small one more weight.
+of micro-batches, so pairs in a small micro-batch would have more weight.
 """
 
 import warnings
@@ -28,14 +28,14 @@ from pairwright.tokens.batch.collate import make_attention_mask, pad_rows
 from pairwright.training.token_rows import SIDES, hash_weights, row_schema
 
 TESTED = ("1.16.0",)  # TRL releases that tests/trl ran with; the subclasses use private methods
-# By kind of rows: prefix of the tensors of a batch -> sequences of a row that they hold.
+# Kind of rows -> {prefix of tensor names in a batch: column prefixes of the sequences that these tensors hold}.
 _GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     "dpo": {"": SIDES["dpo"]},
     "sft": {"": SIDES["sft"]},
     "kto": {"": ("",), "KL_": ("kl_",)},
 }
 _VALUES = ("ids", "mask", "token_weights", "ref_logprobs")
-# Columns of reference values computed by TRL (sums), in the same order.
+# Columns of the sums of reference log-probabilities that TRL computes, in the same order.
 _TRL_SUMS: dict[str, dict[str, tuple[str, ...]]] = {
     "dpo": {"": ("ref_chosen_logps", "ref_rejected_logps")},
     "sft": {"": ()},
@@ -98,9 +98,7 @@ class _OnOurRows(Trainer):  # type: ignore[misc]
             )
         for name in ("data_collator", "compute_metrics", "compute_loss_func", "formatting_func"):
             if kwargs.get(name) is not None:
-                raise ConfigError(
-                    f"{name}: pairwright's trainers take rows, batches and losses as they are: leave it out"
-                )
+                raise ConfigError(f"{name}: not supported by pairwright's trainers, which have their own: leave it out")
         multiple_of = getattr(kwargs.get("args"), "pad_to_multiple_of", None)
         super().__init__(*args, data_collator=RowCollator(self._kind, multiple_of), **kwargs)
         parallel = self.accelerator.parallelism_config
@@ -112,7 +110,7 @@ class _OnOurRows(Trainer):  # type: ignore[misc]
     def _refuse(self, **asked: Any) -> None:
         """Raise for TRL options that our loss does not support."""
         if names := [name for name, is_set in asked.items() if is_set]:
-            raise ConfigError(f"{', '.join(names)}: pairwright's {type(self).__name__} does not have it: leave it out")
+            raise ConfigError(f"{', '.join(names)}: not supported by pairwright's {type(self).__name__}: leave it out")
 
     def _check_arguments(self, args: Any) -> None:
         """Raise for arguments of TRL's loss that ours does not support."""
@@ -219,7 +217,7 @@ class _OnOurRows(Trainer):  # type: ignore[misc]
         elif self.repeated_rows:
             warnings.warn(
                 f"{self.repeated_rows} of {num_rows} rows are trained twice in an epoch, so that {processes} processes "
-                "have as many batches each",
+                "have the same number of batches",
                 stacklevel=2,
             )
         return loader
@@ -229,7 +227,7 @@ class DPOTrainer(_OnOurRows, trl.DPOTrainer):  # type: ignore[misc]
     """`trl.DPOTrainer` on the rows of `Encoded.to_trl("dpo")`.
 
     Args:
-        terms: Options of the preference loss as in the section train.dpo. By default those of `args`: `loss_type`,
+        terms: Options of the preference loss as in the section train.dpo, by default from `args`: `loss_type`,
             `loss_weights`, `beta`, `label_smoothing`.
     """
 

@@ -1,7 +1,7 @@
 """Audit a file: compare the tokens that TRL's trainer would train with those that the model generated.
 
 The installed trainer prepares the file as for training (with a tiny model instead of the real one), and its collator
-returns ids and masks. Our encoding of the same rows tells the origin of each token. If TRL encoded something else
+returns ids and masks. Our encoding of the same rows gives the origin of each token. If TRL encoded something else
 (arguments of calls twice, another spelling), ids are aligned; tokens without a counterpart were not generated.
 """
 
@@ -33,14 +33,14 @@ _TRL_ROWS = ({"chosen", "rejected"}, {"prompt", "completion"}, {"messages"})
 
 
 class Audit(msgspec.Struct, kw_only=True):
-    """Counts over all rows that both TRL and we encoded, and the sequences as TRL would train them.
+    """Counts over all rows that we encode exactly, and the sequences as TRL would train them.
 
     trained       tokens that TRL would train
     generated     tokens that the model generated
     both          tokens that are trained and were generated
     not_generated trained tokens that the model did not generate, by kind; "encoded otherwise" are tokens that the exact
                   sequence does not have, such as quotes of arguments that were encoded twice
-    left_out      generated tokens that TRL would not train
+    left_out      generated tokens that TRL would not train, including those of rows that it drops
     rows_left_out rows that TRL drops
     refused       rows that we cannot encode exactly, by reason; excluded from the counts
     """
@@ -201,7 +201,7 @@ def _encode(tokenizer: ChatTokenizer, record: Experience) -> list[list[Sequence]
 
 
 def _align(ids: Any, mask: Any, sequences: list[Sequence]) -> tuple[Sequence, Any, Any]:
-    """Return TRL's sequence with our paint and messages, which of its tokens were generated, and which we have, too.
+    """Return TRL's sequence with our paint and messages, which of its tokens were generated, and which we have.
 
     A template that rewrites history gives several sequences: a token is generated if it is generated in one of them.
     """
@@ -219,7 +219,11 @@ def _align(ids: Any, mask: Any, sequences: list[Sequence]) -> tuple[Sequence, An
 
 
 def _matches(left: list[int], right: list[int]) -> list[tuple[int, int, int]]:
-    """Return matching runs of ids, in order: (start in left, start in right, length)."""
+    """Return matching runs of ids, in order: (start in left, start in right, length).
+
+    >>> _matches([1, 2, 3, 4, 9], [1, 7, 3, 8, 4, 9])
+    [(0, 0, 1), (2, 2, 1), (3, 4, 2)]
+    """
     shortest = min(len(left), len(right))
     start = next((number for number in range(shortest) if left[number] != right[number]), shortest)
     rest = shortest - start

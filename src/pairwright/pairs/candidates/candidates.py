@@ -8,7 +8,7 @@ rows by prompt hash does not change the result.
 Gaps are decimal: 0.3 - 0.1 is 0.2, not 0.19999999999999998. A reward is treated as the decimal number of its shortest
 representation. Nearly all rewards have at most nine decimals: they are integer multiples of 1e-9, and their differences
 are exact. Others are subtracted as floats, and as decimals if the result is so close to a threshold that rounding could
-matter. Rewards that differ by no more than float noise are tied, such as 1.0 and 0.9999999999999998. The tolerance is
+matter. Rewards that differ only by float noise are tied, such as 1.0 and 0.9999999999999998. The tolerance is
 relative to the larger magnitude, which is at least `TIE_FLOOR`, so that 0.1 + 0.2 - 0.3 ties with 0.
 """
 
@@ -285,7 +285,7 @@ def assign_groups(
     starts = _starts(free_rows, keys)
     # For each row the size of its group.
     sizes = np.repeat(np.diff(starts), np.diff(starts))
-    # Equal candidates are neighbours after sorting; the first of them stays.
+    # Equal candidates are neighbours after sorting; the first one is kept.
     repeated = ~_is_new(free_rows, [*keys, "reward", "completion_hash", "prompt_hash"]) & options.dedupe
     names = [(Reason.SINGLE, sizes == 1), (Reason.REPEATED_CANDIDATE, repeated)]
     reason = pl.coalesce([pl.when(pl.lit(pl.Series(bad))).then(pl.lit(name.value)) for name, bad in names])
@@ -313,7 +313,7 @@ def _starts(sorted_rows: pl.DataFrame, keys: Sequence[str]) -> Indices:
 
 
 def _is_new(sorted_rows: pl.DataFrame, keys: Sequence[str]) -> Flags:
-    """Mask of rows whose keys differ from those of the row before."""
+    """Mask of rows whose keys differ from the keys of the previous row."""
     # `ne_missing`: null equals null, so rows without a run or source form one group.
     differs = pl.any_horizontal([pl.col(key).ne_missing(pl.col(key).shift()) for key in keys])
     new: Flags = sorted_rows.select(differs.alias("new")).to_series().to_numpy().copy()

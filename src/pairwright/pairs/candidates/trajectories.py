@@ -71,7 +71,7 @@ def conversations(
         for batch in table.scan(columns=_CONTENT):
             wanted = pl.DataFrame(batch).filter(pl.col("uid").is_in(uids.implode()))
             for uid, prompt, tools, completion, prompt_text, response_text in wanted.iter_rows():
-                # An id may be recorded more than once; the first record counts.
+                # An id may be recorded more than once; the first record is used.
                 if uid in left:
                     left.discard(uid)
                     answer = completion_messages(completion, response_text, prompt_is_text=not prompt)

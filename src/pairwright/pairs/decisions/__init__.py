@@ -1,4 +1,4 @@
-"""Decisions of people: votes and ratings (`vote_file.py`), exclusions (`exclusions.py`), how far people agree."""
+"""Decisions of people: votes and ratings (`vote_file.py`), exclusions (`exclusions.py`), agreement of people."""
 
 from pairwright.pairs.decisions.agreement import rating_agreement, vote_agreement
 from pairwright.pairs.decisions.exclusions import Exclusion, ExclusionFile, read_exclusions

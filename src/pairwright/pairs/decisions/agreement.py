@@ -1,9 +1,9 @@
-"""How far people agree with each other, and with the reward.
+"""Agreement of people with each other, and with the reward.
 
-Votes are compared in three classes (one wins, the other wins, tie), ratings by their distance. Skips do not count.
+Votes are compared in three classes (one wins, the other wins, tie), ratings by their distance. Skips are ignored.
 
-    agreement   share of comparisons of two people on one item that are equal; for ratings: that differ by no more
-                than a tenth of the range of all ratings
+    agreement   for each item and each two people who judged it, their judgements are compared: the share that agrees.
+                Votes agree if they are equal, ratings if they differ by at most a tenth of the range of all ratings
     alpha       Krippendorff's alpha, 1 - observed / expected disagreement: 1 for full agreement, 0 for chance; any
                 number of people, each on some of the items (Krippendorff, Content Analysis, 2004, chapter 11)
     kappa       Cohen's kappa of two people on the items that both judged (votes only; Cohen 1960)
@@ -21,7 +21,7 @@ T = TypeVar("T", str, float)
 # item -> person -> judgement
 Judgements = dict[Hashable, dict[str, T]]
 TIE = "tie"
-NEAR = 0.1  # share of the range of all ratings within which two of them agree
+NEAR = 0.1  # two ratings agree within this share of the range of all ratings
 
 
 def vote_agreement(votes: Iterable[Vote], rewards: Mapping[str, float | None] | None = None) -> dict[str, Any]:
@@ -126,7 +126,11 @@ def krippendorff_alpha(items: Sequence[Sequence[T]], distance: Callable[[T, T], 
 
 
 def _kappa(pairs: list[tuple[str, str]]) -> float | None:
-    """Return Cohen's kappa; None if both people always gave the same single value."""
+    """Return Cohen's kappa of (judgement, judgement) pairs; None if both people gave one and the same value everywhere.
+
+    >>> _kappa([("a", "a"), ("b", "b"), ("a", "b"), ("b", "a")]), _kappa([("a", "a"), ("b", "b")])
+    (0.0, 1.0)
+    """
     observed = sum(one == other for one, other in pairs) / len(pairs)
     first, second = Counter(one for one, _ in pairs), Counter(other for _, other in pairs)
     # Agreement by chance: both draw independently from their own distribution of classes.

@@ -1,6 +1,7 @@
 """The file format of votes, ratings and exclusions: CSV with a header, appended line by line.
 
-Every line ends with its time, which distinguishes a last line without line break from one that a crash cut off.
+Every line ends with its time. A last line without a line break is complete if it ends with a time; otherwise a crash
+has cut it off.
 """
 
 import csv
@@ -43,7 +44,7 @@ class DecisionLog:
         self._columns = tuple(columns)
         self._header = ",".join(columns).encode()
         self.unfinished = repair_tail(path, header=self._header, is_whole=has_time).decode(errors="replace")
-        """What was removed from the end of the file when it was opened: a line that was never saved."""
+        """The unfinished last line that was removed when the file was opened."""
 
     def append(self, **cells: str) -> None:
         """Add a line durably: it is on disk when the call returns."""

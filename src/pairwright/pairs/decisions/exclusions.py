@@ -2,7 +2,7 @@
 
     name,action,uid,reason,time      action: exclude, include
 
-The last line on an experience counts, regardless of its author. `pairs` and training skip and count excluded
+The last line on an experience decides, regardless of its author. `pairs` and training skip and count excluded
 experiences; the table itself does not change.
 """
 
@@ -49,7 +49,7 @@ class ExclusionFile:
     def __init__(self, folder: Place) -> None:
         local = local_path(folder)
         if local is None:
-            raise PairwrightError(f"{folder}: records are excluded on this machine only: copy the table here")
+            raise PairwrightError(f"{folder}: exclusions need a local folder: copy the table to this machine")
         self.path = local / FILE_NAME
         self._log = DecisionLog(self.path, COLUMNS)
 
@@ -80,7 +80,7 @@ def read_exclusions(folder: Place) -> dict[str, Exclusion]:
 
 
 def check_exclusions(tables: Sequence[Table]) -> None:
-    """Raise SourceError if an excluded id is not in its table, since the exclusion would have no effect."""
+    """Raise SourceError if an excluded id is not in its table: the exclusion would have no effect."""
     for table in tables:
         exclusions = read_exclusions(table.path)
         if not exclusions:
@@ -90,8 +90,8 @@ def check_exclusions(tables: Sequence[Table]) -> None:
         for uid, exclusion in exclusions.items():
             if uid not in present:
                 raise SourceError(
-                    f"{table.path / FILE_NAME}:{exclusion.line}: {uid!r} is excluded, but in the table is no such "
-                    "experience; remove the line"
+                    f"{table.path / FILE_NAME}:{exclusion.line}: {uid!r} is excluded, but the table has no such "
+                    "experience: remove the line"
                 )
 
 
@@ -102,7 +102,7 @@ def _replay(path: Place, lines: Sequence[Line]) -> dict[str, Exclusion]:
         action, uid = cells.get("action", ""), cells.get("uid", "")
         if action not in (EXCLUDE, INCLUDE) or not uid:
             raise SourceError(f"{path}:{line.number}: got action {action!r} on {uid!r}, expected exclude or include")
-        # The last line on an experience counts, regardless of its author.
+        # The last line on an experience decides, regardless of its author.
         exclusions.pop(uid, None)
         if action == EXCLUDE:
             time, reason = cells.get("time", ""), cells.get("reason", "")

@@ -2,8 +2,8 @@
 
     voter,uid,turn,verdict,time      verdict: ok, failed, unknown; skip revokes the voter's vote
 
-`turn` is a position in the messages of the experience. The last vote of each voter on a turn counts; the majority
-decides the verdict, and a tie gives none.
+`turn` is a position in the messages of the experience. The last vote of each voter on a turn is used; the majority
+decides the verdict; a tie gives no verdict.
 """
 
 from collections import Counter
@@ -37,7 +37,7 @@ class TurnVoteFile:
     def __init__(self, folder: Place) -> None:
         local = local_path(folder)
         if local is None:
-            raise PairwrightError(f"{folder}: turns are voted on on this machine only: copy the table here")
+            raise PairwrightError(f"{folder}: votes on turns need a local folder: copy the table to this machine")
         self.path = local / FILE_NAME
         self._log = DecisionLog(self.path, COLUMNS)
 

@@ -3,8 +3,8 @@
     votes.csv      voter,a,b,verdict,time      which of two experiences is better: a, b, tie, skip; or undo
     ratings.csv    voter,uid,rating,time       how good an experience is: a number, skip; or undo
 
-The last decision of a voter on a pair (in either order) or on an experience counts. `undo` revokes the last decision
-of a voter, so that the previous one on the same pair counts again. `pairs --votes` reads both files.
+Only the last decision of a voter on a pair (in either order) or on an experience is used. `undo` revokes the last
+decision of a voter, so that the previous one on the same pair is used again. `pairs --votes` reads both files.
 
 >>> import tempfile
 >>> from pathlib import Path
@@ -117,7 +117,7 @@ def replay(lines: Sequence[Line], parse: Callable[[Line], D], *, column: str) ->
         parse: Parses a line into a decision; raises SourceError for an invalid line.
         column: The column that contains "undo".
     """
-    # (voter, key) -> decisions that were not undone; the last one counts.
+    # (voter, key) -> decisions that were not undone; the last one is current.
     stacks: dict[tuple[str, object], list[D]] = {}
     num_undone = 0
     for line in lines:

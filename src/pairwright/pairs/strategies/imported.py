@@ -1,7 +1,8 @@
 """Strategy `imported`: pass imported preferences through with their own sides.
 
 Rewards are those of the sides if both have one, else 1 and 0. A preference whose rewards are tied or contradict its
-order is dropped. With `verbatim`, the others keep their order, and empty sides, duplicates and contradictions are kept.
+order is dropped. With `verbatim`, all other preferences are kept in table order, including empty sides, duplicates and
+contradictions.
 """
 
 import math
@@ -32,7 +33,7 @@ def plan_imported(state: PartitionState) -> pl.DataFrame:
         for batch in table.scan(where=pl.col("kind") == "preference", columns=columns):
             for uid, chosen, rejected, num_messages in pl.DataFrame(batch).iter_rows():
                 is_text = num_messages == 0
-                # The first record of an id counts.
+                # If an id is recorded more than once, the first record is used.
                 sides.setdefault(uid, _sides(uid, chosen, rejected, prompt_is_text=is_text, keep_empty=keep_empty))
     if not rows.height:
         return no_drafts()

@@ -172,6 +172,10 @@ def _first_where(firsts: Indices, ends: Indices, rewards: Floats, holds: Callabl
     """For each row, return the first row from `firsts` to `ends` for which `holds` is true, or the end.
 
     Rewards descend within a group, and `holds` must be false up to some row and true from there on.
+
+    >>> rewards, ends = np.array([1.0, 0.9, 0.2]), np.array([3, 3, 3])
+    >>> _first_where(np.array([1, 2, 3]), ends, rewards, lambda higher, lower: higher - lower > 0.5).tolist()
+    [2, 2, 3]
     """
     # Bisection for all rows at once; `open_` has the rows that are not done.
     low, high = firsts.copy(), ends.copy()
@@ -248,7 +252,12 @@ def _positions(starts: Indices, budget: Indices, num_high: Indices, num_low: Ind
 
 
 def _shapes(columns: Indices) -> tuple[Indices, Indices]:
-    """Number the distinct columns of a matrix; returns the first group of each number, and the number of each group."""
+    """Number the distinct columns of a matrix; returns the first group of each number, and the number of each group.
+
+    >>> firsts, numbers = _shapes(np.array([[3, 5, 3], [1, 1, 1]]))  # groups 0 and 2 have equal columns
+    >>> firsts.tolist(), numbers.tolist()
+    ([0, 1], [0, 1, 0])
+    """
     numbers = np.zeros(columns.shape[1], np.int64)
     firsts = np.zeros(min(1, columns.shape[1]), np.int64)
     for column in columns:

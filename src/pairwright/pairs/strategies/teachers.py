@@ -25,7 +25,7 @@ _IN_ORDER = ("tid", "step", "prompt_hash", "uid", "decision")
 def plan_teachers(state: PartitionState) -> pl.DataFrame:
     """Return the drafts of all decisions at which teachers answered."""
     options = state.options
-    unscored = pl.col("reason") == Reason.UNSCORED.value  # the teachers judge, so no reward is needed
+    unscored = pl.col("reason") == Reason.UNSCORED.value  # teachers decide, so unscored experiences are usable
     state.rows = state.rows.with_columns(reason=pl.when(unscored).then(None).otherwise("reason"))
     students = state.rows.filter(pl.col("reason").is_null())
     # The tables of teachers are last.

@@ -129,7 +129,7 @@ def plan_votes(state: PartitionState, votes: Votes) -> pl.DataFrame:
     """Return one draft for each two experiences with pairwise votes; the majority decides which is chosen."""
     matches = votes.matches
     voted = pl.Series(sorted({uid for sides in matches for uid in sides}), dtype=pl.String)
-    # The votes judge, so no reward is needed.
+    # Votes decide, so unscored experiences are usable.
     free = pl.col("reason").is_null() | (pl.col("reason") == Reason.UNSCORED.value)
     no_vote = pl.when(pl.col("uid").is_in(voted.implode()).not_()).then(pl.lit(Reason.NO_VOTE.value))
     state.rows = state.rows.with_columns(reason=pl.when(free).then(no_vote).otherwise("reason"))

@@ -1,1 +1,1 @@
-"""Collators: the only way to a batch."""
+"""Collators, which build all batches."""

@@ -58,7 +58,7 @@ def make_attention_mask(lengths: Items[int], width: int) -> Array:
 
 
 def as_torch(batch: Any) -> dict[str, Any]:
-    """Convert the arrays of a batch to torch tensors, by name. None is left out, `rows` (origins) are not converted."""
+    """Convert the arrays of a batch to torch tensors, by name. Leaves out None, and keeps `rows` (origins)."""
     result: dict[str, Any] = {}
     for name in batch.__struct_fields__:
         value = getattr(batch, name)
@@ -104,15 +104,15 @@ class TreeBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Trees in rows, and which position predicts which trained token.
 
     input_ids, attention_mask, position_ids  (B, T); positions of a branch continue those of its prompt
-    sequence_ids  (B, T) tree index of each token (of one of them if several share it), -1 for padding: for
+    sequence_ids  (B, T) tree index of each token (if several trees share it, one of them), -1 for padding: for
                   block-diagonal attention in rows without shared trees
     subtree_ends  (B, T) end of each token's subtree in the flattened rows: `q` attends to `k` if
                   k <= q < subtree_ends[k]
     segments      the unbranched runs of tokens, the units of attention
-    source        (N,) positions in the flattened (B·T) whose hidden state predicts ...
-    target        (N,) ... this token ...
-    node          (N,) ... at this position (several branches may train the same token) ...
-    branch        (N,) ... of this branch; indices are global across trees
+    source        (N,) position, in the flattened (B·T) rows, of the hidden state that predicts the trained token
+    target        (N,) id of the trained token
+    node          (N,) flattened position of the trained token; repeated if several branches train the same token
+    branch        (N,) branch that trains the token; indices are global across trees
     rows          origin (experience and turns) of each branch; "" and () if unknown
     """
 
@@ -180,7 +180,7 @@ def collate_trees(
     >>> batch = collate_trees([tree])
     >>> batch.input_ids.tolist(), batch.position_ids.tolist()
     ([[5, 6, 7, 8, 9]], [[0, 1, 2, 3, 2]])
-    >>> batch.source.tolist(), batch.target.tolist(), batch.branch.tolist()  # who predicts what, for which branch
+    >>> batch.source.tolist(), batch.target.tolist(), batch.branch.tolist()  # predicting position, id, branch
     ([1, 2, 1], [7, 8, 9], [0, 0, 1])
     >>> collate_trees([tree], "padded").input_ids.tolist()
     [[5, 6, 7, 8], [5, 6, 9, 0]]
@@ -237,7 +237,7 @@ def _fill(
             for number in group:
                 paths[number] = [next(branches) + at for _ in trees[number].sequences]
             at = stop
-    nothing = np.zeros(0, np.int64)  # so that a batch without trained tokens can be concatenated
+    nothing = np.zeros(0, np.int64)  # `np.concatenate` needs at least one array, also without trained tokens
     source, target, node, branch, num_branches = [nothing], [nothing], [nothing], [nothing], 0
     for number, item in enumerate(trees):
         for ids, mask, path in zip(item.branches, item.masks, paths[number], strict=False):
@@ -353,7 +353,7 @@ def collate_policy(
     >>> one = Sequence(ids=[1, 0, 7], mask=[0, 0, 1], message_index=[0] * 3, paint=[0] * 3)
     >>> two = Sequence(ids=[1, 8], mask=[0, 1], message_index=[0] * 2, paint=[0] * 2)
     >>> batch = collate_policy([one, two], [1.0, 0.5], pad_id=0)
-    >>> batch.input_ids, batch.attention_mask  # the pad id in the first row is text
+    >>> batch.input_ids, batch.attention_mask  # id 0 in the first row is a token, not padding
     (array([[1, 0, 7],
            [1, 8, 0]]), array([[1, 1, 1],
            [1, 1, 0]]))
@@ -387,7 +387,7 @@ def collate_policy(
 
 
 def collate_distill(items: Items[Distillation], *, pad_id: int, multiple_of: int = 1) -> DistillBatch:
-    """Collate student and hinted teacher; if valid, student_index[b, k] and teacher_index[b, k] are the same token.
+    """Collate student and hinted teacher; where valid, student_index[b, k] and teacher_index[b, k] are the same token.
 
     >>> student = Sequence(ids=[1, 7, 8], mask=[0, 1, 1], message_index=[0, 1, 1], paint=[0] * 3)
     >>> teacher = Sequence(ids=[1, 5, 7, 8], mask=[0, 0, 1, 1], message_index=[0, 0, 1, 1], paint=[0] * 4)

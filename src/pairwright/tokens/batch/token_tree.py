@@ -51,7 +51,8 @@ def build_token_tree(sequences: Items[Array]) -> TokenTree:
     [[0, 1, 2, 3], [0, 1, 4], [0, 1, 2]]
     """
     keys = [sequence_key(sequence) for sequence in sequences]
-    path = np.zeros(max((len(sequence) for sequence in sequences), default=0), np.int64)  # of the current sequence
+    # Row positions of the current sequence.
+    path = np.zeros(max((len(sequence) for sequence in sequences), default=0), np.int64)
     # Each starts with an empty array: `np.concatenate` needs at least one.
     pieces, depths, owners = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     ends = np.zeros(sum(len(sequence) for sequence in sequences), np.int64)  # cut to the row's length below
@@ -91,7 +92,7 @@ def list_segments(positions: Array, ends: Array) -> list[Segment]:
 
 # Counting distinct tokens without building the tree.
 
-_BYTES = 8  # of an id in a key
+_BYTES = 8  # bytes of an id in a key
 
 
 def sequence_key(ids: Array) -> bytes:

@@ -22,7 +22,7 @@ from pairwright.tokens.template.tracked_str import CALL, CONTENT, REASONING, Cha
 Fields = tuple[tuple[int, str], ...]  # (message, name of the field)
 Missing = Mapping[int, Sequence[str]]  # message -> fields that are not rendered
 
-WHOLE = -1  # message index of what concerns the whole conversation
+WHOLE = -1  # message index of fields of the whole conversation
 _MAX_NAMED = 5  # messages that a refusal names
 _MEDIA = ("image", "audio", "video", "file", "document", "blob")  # in the type of a content part
 _MEDIA_KEYS = frozenset({"image", "image_url", "audio", "input_audio", "video", "video_url"})

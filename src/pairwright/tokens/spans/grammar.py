@@ -53,7 +53,7 @@ class Tags(NamedTuple):
     closing: str
 
     def split(self, text: str) -> tuple[str, str] | None:
-        """Split text that begins with a thought into the thought and the text after it; None if there is none."""
+        """Split text that begins with a thought into the thought and the text after it; None if there is no thought."""
         if not text.lstrip().startswith(self.opening) or self.closing not in text:
             return None
         inside, _, rest = text.lstrip().removeprefix(self.opening).partition(self.closing)
@@ -100,7 +100,7 @@ class Grammar(NamedTuple):
 
     def match_empty(self, text: str, start: int) -> tuple[int, int]:
         """Return the end of an empty thought at `start` (with or without opening), before and after trailing white
-        space; (start, start) if there is none."""
+        space; (start, start) if there is no empty thought."""
         for opening, closing in self.tags:
             match = re.compile(rf"\s*(?:{re.escape(opening)}\s*)?{re.escape(closing)}(\s*)").match(text, start)
             if match:

@@ -1,7 +1,7 @@
 """The history of a conversation: its longest prompt, rendered once with provenance.
 
-In most templates, shorter prompts are prefixes of it. Their text, provenance and missing fields are taken from the
-history, without another render.
+In most templates, shorter prompts are prefixes of the history. Their text, provenance and missing fields are taken from
+it, without another render.
 """
 
 from typing import NamedTuple
@@ -37,7 +37,7 @@ class History(NamedTuple):
         return Rendered(self.rendered.text[:end] + ending, pieces)
 
     def missing_before(self, turn: int) -> Missing:
-        """Return the missing fields of messages before a turn, except the last one: those depend on what follows it."""
+        """Return the missing fields of messages before a turn, except the last: its fields depend on what follows."""
         last = next((piece.message for piece in reversed(self.rendered.pieces) if piece.message < turn), None)
         return {number: names for number, names in self.missing.items() if number != last}
 
@@ -50,7 +50,7 @@ def text_around(rendered: Rendered, turn: int) -> str:
 
 
 def move_turn(shown: Shown, prompt: Rendered, turn: int) -> Shown:
-    """Move a turn of a shorter conversation behind its prompt in this one."""
+    """Append a turn, shown by the render of a shorter conversation, to its prompt in this conversation."""
     shift = len(prompt.text) - shown.prompt
     own = tuple(Piece(piece.start + shift, piece.end + shift, turn, piece.field) for piece in shown.own)
     rendered = Rendered(prompt.text + shown.written, [*prompt.pieces, *own])

@@ -9,7 +9,7 @@ A render witnesses a turn if it begins with P(i) and shows, before the first tok
 generated according to the record, no text of another message, and a closing for every thought that P(i) opened.
 
     rule 1   `next` witnesses: its text is trained. The turn shares a sequence with the next one.
-    rule 2   `last` witnesses, or either would if it began with P(i): the sequence ends with the turn
+    rule 2   `last` witnesses, or one of the two would witness if it began with P(i): the sequence ends with the turn
     rule 3   a declared row defines how the thought is written or what ends the turn; EOS if no render shows an end
     refusal  no_reasoning, dropped, two_forms, template_error
 
@@ -425,7 +425,7 @@ def _prefix(case: Case) -> str:
 
 def _rest(case: Case, shown: Shown) -> tuple[int, int]:
     """Return the position in the render where the turn continues the prompt, and how many characters from there are not
-    trained. An empty thought of the prompt is not repeated; any other empty thought counts as added."""
+    trained. An empty thought of the prompt is not repeated; any other empty thought is counted as added."""
     if len(_prefix(case)) == len(case.prompt.text):
         return shown.prompt, shown.start - shown.prompt
     rest, _ = case.grammar.match_empty(shown.rendered.text, shown.prompt)
@@ -460,7 +460,7 @@ def _find_begin(case: Case, rendered: Rendered, prefix: str) -> int | None:
     lead = rendered.text[low : rendered.pieces[first].start]
     if header and lead.startswith(header):
         return low + len(header)
-    # The end of the message before the turn differs, too: the header is the text that the generation prompt adds.
+    # The end of the message before the turn also differs: the header is the text that the generation prompt adds.
     try:
         bare = case.renderer.text(case.chat[: case.turn], case.tools)
     except TemplateError:
@@ -501,7 +501,7 @@ def _join(
 
 
 def _declare(case: Case, terms: Terms) -> Verdict | None:
-    """Write the turn's thought as the row declares it; None if no row does."""
+    """Write the turn's thought as the row declares it; None if no row declares it."""
     row, thought = case.grammar.row, case.thought
     if row is None or not row.opening.strip() or (thought is not None and not thought.is_open):
         return None
@@ -543,8 +543,8 @@ def _declare(case: Case, terms: Terms) -> Verdict | None:
 
 
 def _end_turn(case: Case, terms: Terms) -> Verdict | None:
-    """End a turn whose end no witness shows: add the end of `next` or of the row, else EOS, after the text that both
-    renders write behind the turn."""
+    """Add an end to a turn whose witness shows none: the end in `next` (rule 2), the row's end, or EOS. It follows the
+    text that both renders write behind the turn."""
     prefix = _prefix(case)
     for source in ("last", "next"):
         rendered = case.shown_by(source)

@@ -2,8 +2,8 @@
 
 Linear in the number of turns: the law judges each turn on a skeleton, once for each shape, and the literals around the
 turn locate it in one render of the conversation. The prompts of a few turns, including the first and the last, are
-rendered and compared; all prompts if the template counts turns. A turn that this render does not show is judged on an
-excerpt, the messages around it. Turns that do not match are judged on the whole conversation.
+rendered and compared, or all prompts if the template counts turns. A turn that this render does not show is judged on
+an excerpt, the messages around it. Turns that do not match are judged on the whole conversation.
 
 Turns with the prefix property (rule 1) share a sequence. A turn of another rule is the last of its sequence.
 """
@@ -29,7 +29,7 @@ from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
 _VERIFIED = 4  # turns whose prompts are rendered and compared, including the first and the last
 _MAX_LEARNT = 20_000  # shapes of turns
 _MAX_NAMED = 5  # turns that a refusal names
-_EXCHANGES = 20  # of the small conversations that test a template at every turn
+_EXCHANGES = 20  # exchanges in each conversation that tests a template at every turn
 
 
 Verify = Literal["quick", "all"]
@@ -39,8 +39,8 @@ class Region(NamedTuple):
     """The generated text of one turn, in character positions of the rendered text.
 
     prompt       end of the inference prompt; from there to `start` the template closed a thought
-    end          after the stop token
-    rule         of the law
+    end          end of the region, after the stop token
+    rule         rule of the law (1, 2 or 3)
     end_added    no render shows the stop token
     is_declared  the text comes from a row that no render shows
     """
@@ -96,8 +96,8 @@ def locate_groups(
     *,
     verify: Verify = "quick",
 ) -> list[Group]:
-    """Locate turns in the fewest sequences that the law allows. `verify="all"` renders the prompt of every turn, in
-    time quadratic in the number of turns."""
+    """Locate turns in the fewest sequences that the law allows. `verify="all"` renders the prompt of every turn,
+    which takes time quadratic in the number of turns."""
     renderer = tokenizer.renderer(tools)
     finder = Finder(tokenizer, renderer, chat, tools, terms)
     if not turns:
@@ -250,7 +250,7 @@ class Finder:
         return groups
 
     def _is_chain(self, turn: int, following: int) -> bool:
-        """Return whether untrained assistant turns between two trained ones have the prefix property, too."""
+        """Return whether untrained assistant turns between two trained turns also have the prefix property."""
         between = [number for number in range(turn + 1, following) if self._chat[number].get("role") == "assistant"]
         if not between:
             return True
@@ -368,7 +368,8 @@ class Finder:
         is_long = len(regions) > _VERIFIED
         every = verify == "all" or (is_long and has_tested_word(self._renderer, groups[-1][1].rendered.text))
         every = every or (is_long and not is_regular(self._tokenizer, self._renderer))
-        every = every or (joined and self._probed > 1)  # more than the last turn differed from its excerpt
+        # Not only the last turn was judged on the whole conversation.
+        every = every or (joined and self._probed > 1)
         for located, region in reversed(regions if every else _sample(regions)):
             try:
                 prompt = self._renderer.text(self._chat[: region.message], self._tools, prompt=True)

@@ -66,11 +66,11 @@ class PrefixEncoder:
     def __init__(self, tokenizer: ChatTokenizer, texts: Sequence[str]) -> None:
         self._tokenizer = tokenizer
         self._texts = texts
-        self._position = -1  # of the last text
+        self._position = -1  # index of the last text
         if "cuts" not in tokenizer.learnt:
             tokenizer.learnt["cuts"] = _find_cuts(tokenizer)
         cuts: _Cuts | None = tokenizer.learnt["cuts"]
-        self._numbers: list[list[int]] = []  # of the segments of each text; empty if texts are encoded whole
+        self._numbers: list[list[int]] = []  # segments of each text; empty if texts are encoded as a whole
         if cuts is not None and any(texts):
             self._encode_segments(cuts)
 
@@ -85,7 +85,7 @@ class PrefixEncoder:
         # Start of each segment in characters and tokens, and the end of the last one.
         self._chars = np.cumsum([0, *map(len, numbers)], dtype=np.int32)
         self._bounds = np.cumsum([0, *(len(ids) for ids, _ in encoded)])
-        # (3, N) ids, starts and ends of the tokens of all segments, counted in their segment.
+        # (3, N) ids, starts and ends of the tokens of all segments, relative to their segment.
         self._pool = np.vstack([np.concatenate(column).T for column in zip(*encoded, strict=True)])
 
     def encode(self) -> Encoded:
@@ -118,12 +118,16 @@ class PrefixEncoder:
         return index_tokens(self._tokenizer, ids, offsets, is_split=True)
 
     def skip(self) -> None:
-        """Skip the next text, which the caller encodes otherwise."""
+        """Skip the next text, which the caller encodes itself."""
         self._position += 1
 
 
 def _split_text(text: str, cuts: _Cuts, before: list[str]) -> list[str]:
-    """Split a text after added tokens. `before` are the segments of the previous text, which may begin equally."""
+    """Split a text after added tokens. `before` are the segments of the previous text; a common prefix is reused.
+
+    >>> _split_text("<a>hi<b>x<a>", _Cuts(frozenset(["<a>"]), re.compile("<a>|<b>")), [])
+    ['<a>', 'hi<b>x<a>']
+    """
     segments, start = [], 0
     for segment in before[:-1]:  # without the rest after the last cut
         if not text.startswith(segment, start):
@@ -263,8 +267,8 @@ def _encode_as_text(tokenizer: ChatTokenizer, text: str) -> Offset:
 def find_escaped_controls(
     tokenizer: ChatTokenizer, rendered: Rendered, regions: list[Region], controls: Controls
 ) -> list[tuple[int, int]]:
-    """Find control tokens to encode as text: those spelled out in the text of messages without a region. Empty with
-    "keep"; raises a Refusal with "refuse"."""
+    """Find control tokens to encode as text: those spelled out in the text of messages without a region. Returns
+    an empty list for controls="keep", and raises a Refusal for "refuse"."""
     if controls == "keep":
         return []
     generated = {region.message for region in regions}

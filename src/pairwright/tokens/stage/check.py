@@ -1,7 +1,7 @@
 """Test a chat template on small conversations.
 
-A quirk is not an error: it tells what to expect of this model's data (`rewrites_history`: one sequence for each turn or
-question; `drops_content`: the template omits text beside a call, so such turns are refused unless allowed).
+A quirk is not an error: it describes what to expect of this model's data (`rewrites_history`: a sequence for each turn
+or question; `drops_content`: the template omits text beside a call, so such turns are refused unless allowed).
 """
 
 import itertools

@@ -53,9 +53,9 @@ _tools_of = msgspec.json.Decoder(tuple[Json, ...]).decode
 class Item(msgspec.Struct, frozen=True):
     """An experience, or the two sides of a preference; `key` identifies it in the cache.
 
-    `sources` are the experiences with the recorded ids of the sides, `cut` tells which sides were cut short, `info` has
-    the template variables of a pair, `uids` are the experience ids of the sides. `facts` are those of the experience or
-    of both sides: empty if no rule reads them, None for a side whose run has changed."""
+    `sources` are the experiences with the recorded ids of the sides, `cut` marks the sides that were cut short, `info`
+    has the template variables of a pair, `uids` are the experience ids of the sides. `facts` has the turn facts of the
+    experience or of both sides: empty if no rule reads them, None for a side whose run has changed."""
 
     key: str
     id: str
@@ -72,11 +72,11 @@ class Item(msgspec.Struct, frozen=True):
 
 
 def pair_variables(item: Item) -> Json:
-    """Return the template variables of a pair; sides sampled with different ones have no common prompt."""
+    """Return the template variables of a pair; refuse sides sampled with different variables, which share no prompt."""
     if REJECTED_KEY in item.info:
         left, right = item.info.get(KEY), item.info[REJECTED_KEY]
-        raise Refusal("prompts_differ", f"the sides were sampled with other template variables: {left!r}, {right!r}")
-    # Recorded ids need no render, so no variables.
+        raise Refusal("prompts_differ", f"the sides have different template variables: {left!r}, {right!r}")
+    # Recorded ids are not rendered, so the variables have no effect.
     if all(source is not None and source.tokens is not None for source in item.sources):
         return {}
     return record_variables(item.info)
@@ -123,7 +123,7 @@ class Source:
         """Return the experience ids of all sides, or of sides with recorded ids."""
         names = [f"{side}_{column}" for side in _SIDES for column in ("uid", "recorded")]
         frames = [pl.DataFrame(batch) for batch in pair_batches(self.path, names)]
-        # Null: the pairs were built before the column existed, and may have recorded ids.
+        # Null: the file lacks the column, so the sides may have recorded ids.
         sides = [
             (frame.filter(pl.col(f"{side}_recorded").fill_null(True)) if only_recorded else frame)[f"{side}_uid"]
             for frame in frames
@@ -237,8 +237,8 @@ class Source:
         uid = row[f"{side}_uid"]
         if uid not in self._runs:
             raise TableError(
-                f"pair {row['id']}: the credit and the error sites of {uid} are in its experience table, which is not "
-                "where it was: name it with --experience DIR (tokens.experience)"
+                f"pair {row['id']}: the credit and the error sites of {uid} are in its experience table, which was "
+                "not found: name it with --experience DIR (tokens.experience)"
             )
         run = runs[self._runs[uid]]
         if run.kind is Kind.PREFERENCE:
@@ -258,7 +258,7 @@ class Source:
             return experiences[self._recorded[uid]]
         if row[f"{side}_recorded"] and self._use_recorded:
             raise TableError(
-                f"pair {row['id']}: token ids were recorded for {uid}, but its experience table is not where it was: "
+                f"pair {row['id']}: token ids were recorded for {uid}, but its experience table was not found: "
                 "name it with --experience DIR (tokens.experience), or encode the text with --recorded ignore"
             )
         return None
@@ -343,8 +343,8 @@ def encode_pair_items(
 
 
 def _write_tools(item: Item, options: TokensConfig) -> tuple[Item, tuple[Origins, Origins] | None]:
-    """Write the item's tools as text, and return the origins of its messages. Items of which both sides have recorded
-    ids are unchanged; where one side has none, both are encoded from their text."""
+    """Write the item's tools as text, and return the origins of its messages. An item whose sides both
+    have recorded ids is unchanged; if one side has no recorded ids, both sides are encoded from their text."""
     is_recorded = options.recorded == "use" and all(s is not None and s.tokens is not None for s in item.sources)
     if options.tools_as_text == "off" or is_recorded:
         return item, None

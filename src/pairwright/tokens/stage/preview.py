@@ -41,8 +41,8 @@ def preview(
     options: EncodeOptions = DEFAULT,
     refused: Callable[[str, str], None] = lambda title, reason: None,
 ) -> list[Titled]:
-    """Return at most `num` sequences with titles; `name`: only those of this experience or pair. `refused` is called
-    with title and reason of at most `num` refused items."""
+    """Return at most `num` sequences with titles; `name`: only sequences of this experience or pair; ignored for
+    files. `refused` is called with the title and the reason of at most `num` refused items."""
     if path.is_file():
         results = _preview_file(path, tokenizer, options)
     elif (path / ITEMS).is_file():
@@ -81,7 +81,7 @@ def _preview_source(
         # No salt: keys are not looked up in a cache here.
         source = Source(path, salt="")
     except TableError:
-        raise TableError(f"{path}: no cached sequences, no experience table, no pairs, no file") from None
+        raise TableError(f"{path}: expected cached sequences, an experience table, pairs, or a file") from None
     num_refused = 0
     for item in source.items(set()):
         if name is None or item.id == name:

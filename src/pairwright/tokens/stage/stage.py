@@ -5,7 +5,7 @@
     OUT/manifest.json            counts, lengths, share of trained tokens, versions
 
 A row's key hashes the content, the tokenizer, the template and the options, so nothing is encoded twice: running the
-same command again encodes only new items. A refusal is a row, too, with its reason.
+same command again encodes only new items. A refusal is also a row, with its reason.
 """
 
 import os
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 # Limits of a task, the unit of work of a worker and the most that a killed run loses.
 ITEMS_PER_TASK = 256
 MESSAGES_PER_TASK = 2048
-_VERSION = 7  # of the rows: incrementing it invalidates old ones
+_VERSION = 7  # version of the rows: incrementing it invalidates cached rows
 
 
 def encode_source(
@@ -316,7 +316,7 @@ class Encoded:
             raise ConfigError(f"size: got {size!r}, expected at least 1")
         if split not in SPLITS:
             raise ConfigError(f"split: got {split!r}, expected one of {', '.join(SPLITS)}")
-        positions = np.arange(len(self))  # of pairs, in the order of the table
+        positions = np.arange(len(self))  # positions of the pairs, in the order of the table
         if split != "all":
             positions = positions[[self._splits.get(name) == split for name in self._pairs.ids]]
         if seed is not None:
@@ -448,7 +448,7 @@ def missing_table(tokens: Path, *, has_pairs: bool, has_experience: bool) -> dic
     if (source / "table.json").exists():
         return {"experience": source}
     raise TableError(
-        f"{tokens}: its sequences were made of {name}, which is not there: name the table with --pairs DIR or "
+        f"{tokens}: its sequences were encoded from {name}, which was not found: name the table with --pairs DIR or "
         "--experience DIR"
     )
 
@@ -459,7 +459,7 @@ def holds_pairs(tokens: Path) -> bool:
     if "is_pairs" in manifest:  # pairs that were all refused have no sides
         return bool(manifest["is_pairs"])
     keys = pl.scan_parquet(tokens / ITEMS)
-    # Semi-join: the cache may hold rows of earlier runs; only the last run counts.
+    # Semi-join: the cache may hold rows of earlier runs; only rows of the last run are used.
     sides = scan_cache(tokens).filter(pl.col("side") != "").select("key").join(keys, on="key", how="semi")
     return bool(sides.head(1).collect().height)
 
@@ -502,7 +502,7 @@ def read_encoded(source: Path, tokens: Path, options: TokensConfig) -> Json:
     if keys == encoded or (lacks_table and _read_pair_ids(source) == _read_encoded_ids(tokens)):
         return manifest
     raise TableError(
-        f"{tokens}: not the sequences of {source} as it is: {len(keys - encoded):,} of its {len(keys):,} items are not "
+        f"{tokens}: not the current sequences of {source}: {len(keys - encoded):,} of its {len(keys):,} items are not "
         f"among them, {len(encoded - keys):,} are of other items: {again}"
     )
 

@@ -21,7 +21,7 @@ from pairwright.tokens.template.environment import ChatEnvironment
 from pairwright.tokens.template.render import Template
 from pairwright.tokens.tokenizer import ChatTokenizer
 
-# No template contains words that begin with zq: one in the text was rendered from a message.
+# No template contains words that begin with zq, so such a word in the text comes from a message.
 TOOL: Json = {
     "type": "function",
     "function": {
@@ -30,9 +30,9 @@ TOOL: Json = {
         "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
     },
 }
-_MAX_VARIABLES = 8  # of a template that are tried
-_MAX_VALUES = 6  # of a variable
-# Variables that hold content, or its position: not modes of the template.
+_MAX_VARIABLES = 8  # variables of a template that are tried
+_MAX_VALUES = 6  # values of a variable that are tried
+# Variables that hold content: they do not select a mode of the template.
 _NO_MODES = frozenset(("documents", "date_string", "custom_tools", "builtin_tools", "functions", "available_tools"))
 
 
@@ -83,7 +83,7 @@ CASES: dict[str, tuple[Message, ...]] = {
 }
 
 EXAMPLE = (_ask("Which word?"), _call(), _result(), _say("It is a word."))
-# Quirk -> a conversation that the template refuses then, or a word of it that is not rendered.
+# Quirk -> (conversation, word): the template has the quirk if it refuses the conversation or does not render the word.
 _ANSWERED = (_ask("one"), _say("two"))
 PROBES: dict[str, tuple[tuple[Message, ...], str]] = {
     "refuses_system": ((Message("system", "zqsystem"), *_ANSWERED), "zqsystem"),
@@ -138,7 +138,7 @@ class CaseCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Problem(NamedTuple):
-    """A problem, the first message that it concerns, and the way out."""
+    """A problem, the first message that it concerns, and what to do about it."""
 
     reason: str
     message: int | None

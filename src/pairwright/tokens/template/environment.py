@@ -87,7 +87,7 @@ class TextBuilder:
         return plain
 
     def _check_digits(self, spec: str) -> None:
-        """Allow widths and precisions of at most six digits, and none that are computed (`*`)."""
+        """Refuse widths and precisions of more than six digits, and computed ones (`*`)."""
         run = 0  # consecutive digits
         for char in spec:
             run = run + 1 if char.isdigit() else 0
@@ -330,7 +330,7 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             result = result + right
             if isinstance(result, str | list | tuple):
                 self.limits.charge(len(result))
-                # Charge the texts of an appended list, too, not only their number.
+                # Charge the characters of the texts in an appended list as well as their number.
                 if isinstance(right, list):
                     self.limits.charge(sum(len(item) for item in right if isinstance(item, str)))
         return result
@@ -347,7 +347,7 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return left % right
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        # As in Jinja, parameter names that no keyword of a template can clash with.
+        # As in Jinja: these parameter names cannot clash with keywords of a template.
         __self.limits.tick()
         # Shortcuts for the most frequent calls, without Jinja's checks.
         if type(__obj) is jinja2.runtime.Macro:
@@ -429,7 +429,7 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             self.limits.tick()
             if sized:
-                # Only options are charged; they follow the value, which may be a number, too.
+                # Only options are charged. They follow the value, which may itself be a number.
                 value = 1 if args and isinstance(args[0], jinja2.Environment | jinja2.nodes.EvalContext) else 0
                 for number in (*args[value + 1 :], *kwargs.values()):
                     if isinstance(number, int) and number > 1000:

@@ -24,7 +24,7 @@ _WORD = re.compile(r"[\w\s'’.,!?-]{2,60}")
 def find_tested_words(source: str) -> re.Pattern[str] | None:
     """Return a pattern for plain words that the template searches for in messages ('quickly' in message.content).
 
-    Words with a bracket or bar are constants of skeletons instead (spans/skeletons.py); roles and keys do not count.
+    Words with a bracket or bar are constants of skeletons instead (spans/skeletons.py); roles and keys are ignored.
 
     >>> find_tested_words("{% if 'quickly' in m.content and 'tool_calls' in m and m.role == 'user' %}{% endif %}")
     re.compile('quickly', re.IGNORECASE)

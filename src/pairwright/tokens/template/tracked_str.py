@@ -316,7 +316,7 @@ _FIELD_OF = {
 }
 
 
-# Values of a call's arguments: the model generated all of them, so numbers and containers have an owner, too.
+# Values of a call's arguments: the model generated all of them, so numbers and containers also have an owner.
 
 
 class OwnedInt(int):

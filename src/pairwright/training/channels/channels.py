@@ -40,7 +40,7 @@ CHANNELS = ("dpo", "sft", "grpo", "sdpo", "kto")
 
 
 class TokenFolders:
-    """The folders of each table's sequences: the existing folder `tokens`, which has those of one table, or a new one
+    """The folders of each table's sequences: the existing folder `tokens` for the table that it has, or a new one
     below `output`."""
 
     def __init__(self, tokens: Path | None, output: Path) -> None:
@@ -70,7 +70,7 @@ def use_tokens(
     for kind, source in missing.items():
         path = local_path(source)
         if path is None:
-            raise ConfigError(f"tokens: {tokens} was made of {source}: copy the {kind} here, and name the copy")
+            raise ConfigError(f"tokens: {tokens} was encoded from {source}: copy the {kind} here, and name the copy")
         pairs, experience = (path, experience) if kind == "pairs" else (pairs, path)
     weights, held = config.train.channels, "pairs" if holds_pairs(tokens) else "runs"
     uses_pairs = pairs is not None and bool(weights.dpo or weights.sft)
@@ -246,7 +246,7 @@ def compute_references(
             done += more
             show(min(done, num_mine), num_mine)
 
-        # The last bits of a value depend on its batch: batches of a resumed run are those of an uninterrupted one.
+        # The last bits of a value depend on its batch: a resumed run has the same batches as an uninterrupted one.
         batches = tree_batches(ranks.share_neighbours(wanted), Limits(settings, shares=scorer.can_share))
         new = (batch for batch in batches if any(map(known.lacks, batch)))
         known.add(scorer, new, advance, cache.check_stop)
@@ -264,7 +264,7 @@ def _check_vocabulary(channels: Items[Any], policy: Policy, model: Path) -> None
             if highest >= policy.num_embeddings:
                 raise DataError(
                     f"token id {highest} but {model} has {policy.num_embeddings} embeddings: "
-                    "the tokenizer beside the model is another model's"
+                    "the tokenizer in its folder is another model's"
                 )
 
 

@@ -154,7 +154,7 @@ def _check_same_tokens(model: Path, teacher: Path) -> None:
 
 def _is_cheaper_together(students: list[Tree], teachers: list[Tree]) -> bool:
     """Return whether one pass over both is cheaper than two: the shared prefix is computed once, but the backward pass,
-    worth about two forward passes, then covers the teacher's tokens, too."""
+    worth about two forward passes, then also covers the teacher's tokens."""
     alone, others = count_distinct(students), count_distinct(teachers)
     # Forward passes per token: 3 with gradients, 1 without.
     return 3 * count_distinct([*students, *teachers]) < 3 * alone + others

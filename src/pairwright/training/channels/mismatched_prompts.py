@@ -55,7 +55,7 @@ class MismatchingChannel(Channel):
             scored = policy.score(trees)
             counts = [int(tree.masks[0].sum()) for tree in trees]
             weights = [self.data.token_weights(self.find_other(item)) for item in part]
-            # The weights of an item begin with those of its first completion.
+            # The weights of an item begin with the weights of its first completion.
             chosen = [None if one is None else one[:num] for one, num in zip(weights, counts, strict=True)]
             weights_N = join_weights(chosen, counts)
             weights_N = None if weights_N is None else weights_N.to(policy.device)

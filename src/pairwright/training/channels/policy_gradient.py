@@ -1,8 +1,9 @@
-"""The policy channel: scored runs, trained by their advantage over the others of their group.
+"""The policy channel: scored runs, trained by their advantage over the other runs of their group.
 
-Advantages are computed over whole groups when the data is loaded. Runs of groups with equal rewards teach nothing: they
-are counted and never drawn. Recorded advantages or rewards of tokens replace the run's (token_signals.py). The ratio is
-relative to recorded log-probabilities; without them it is 1, and a note tells how many runs have none.
+Advantages are computed over whole groups when the data is loaded. Groups with equal rewards teach nothing: they are
+counted, and their runs are never drawn. Recorded advantages or rewards of tokens replace the advantages of their run
+(token_signals.py); such a run is drawn if a trained token has an advantage. The ratio is relative to recorded
+log-probabilities; without them it is 1, and a note counts the runs that have none.
 """
 
 from collections.abc import Callable
@@ -53,9 +54,9 @@ class PolicyChannel(Channel):
             is_active[item] = trained.any()
             self._advantages[item] = trained.mean() if len(trained) else 0.0
         active = np.flatnonzero(is_active)
-        self._active = set(active.tolist())  # for `list_held`, which asks item by item
+        self._active = set(active.tolist())  # for `list_held`, which is called for each item
         if not len(active):
-            problem = f"{grouped.num_groups} groups, and in none do the rewards differ"
+            problem = f"{grouped.num_groups} groups, and the rewards differ in none"
             raise PairwrightError(f"grpo: {data.left_out}{problem}: nothing to learn from")
         self.order = order(active)
         self.counts = {**data.counts, "flat_groups": grouped.num_flat_groups, "groups": grouped.num_groups}
@@ -63,7 +64,7 @@ class PolicyChannel(Channel):
             self.counts["runs_by_token"] = len(self._by_token)
         # Runs whose token rewards are unused, since others of their group have none.
         left = [item for item, uid in enumerate(data.ids) if data.signals.has(uid) and item not in self._by_token]
-        unscored = int(np.isnan(data.rewards[left]).sum())  # kept for token rewards, which are unused
+        unscored = int(np.isnan(data.rewards[left]).sum())  # read because they have token rewards, but these are unused
         for name, num in (("token_rewards_unused", len(left)), ("unscored", unscored)):
             if num:
                 self.counts[name] = self.counts.get(name, 0) + num
@@ -88,7 +89,7 @@ class PolicyChannel(Channel):
         return float((weights * (counts > 0)).sum() * scale)
 
     def prepare(self, policy: Policy, items: Array, ranks: Ranks) -> None:
-        # `items` are those of all processes.
+        # `items` has the items of all processes.
         self._num_good = float(sum(self._count_good(item) for item in items))
 
     def _count_good(self, item: int) -> float:

@@ -1,8 +1,8 @@
 """The kto channel: single scored runs, labelled desirable or undesirable. Needs neither pairs nor groups.
 
-A run is desirable if its reward reaches the threshold, exceeds the mean of its group, or is the highest of its group.
-The loss compares a run with z₀, the mean divergence of the policy from the reference in this update, estimated on
-prompts with another run's completion.
+A run is desirable if its reward reaches the threshold, exceeds the mean of its group, or is the highest of its group
+(`label_by`). The loss `kto` compares a run with z₀, the mean divergence of the policy from the reference in this
+update, estimated on prompts with another run's completion; `apo_zero_unpaired` compares with 0.
 
     S  sequences of a part      N  trained tokens
 """
@@ -137,9 +137,7 @@ def _label_runs(data: PolicyData, options: KtoConfig) -> tuple[Array, Array, str
     np.maximum.at(highest, scored_groups, scored_rewards)
     is_used = is_scored & (lowest < highest)[data.groups]
     if not is_used.any():
-        raise PairwrightError(
-            f"kto: {data.left_out}in no group do the rewards differ: set train.kto.label_by=threshold"
-        )
+        raise PairwrightError(f"kto: {data.left_out}the rewards differ in no group: set train.kto.label_by=threshold")
     if options.label_by != "group":
         # Several runs of a group may share its highest reward.
         is_best = rewards >= highest[data.groups]

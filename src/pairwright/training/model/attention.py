@@ -10,7 +10,8 @@ would cost more than the computation.
     G  query heads of a key head      K  key heads      T  tokens of the row      D  size of a head
     R  rows of queries of a call      N  keys of a call
 
-On a GPU the same tree is a block mask of flex attention (`make_block_mask`). Without a plan, it raises.
+On a GPU the same tree is a block mask of flex attention (`make_block_mask`). `tree_attention` raises CannotShare
+without a plan.
 """
 
 from collections.abc import Iterator, Sequence

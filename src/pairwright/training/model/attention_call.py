@@ -22,7 +22,13 @@ _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 def attend(
     query: Tensor, key: Tensor, value: Tensor, call: Call, scale: float, softcap: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Return outputs (G, K, R, D) and log-sums (G, K, R)."""
+    """Return outputs (G, K, R, D) and log-sums (G, K, R) of queries (G, K, R, D), keys and values (G, K, N, D).
+
+    >>> query, key, value = torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 2, 2), torch.tensor([[[[1.0, 0.0], [3.0, 2.0]]]])
+    >>> output, log_sum = attend(query, key, value, Call(rows=slice(0, 1), keys=slice(0, 2)), 1.0, None)
+    >>> output, log_sum.exp()  # equal scores: the mean of the values, and a sum of two exponentials of 0
+    (tensor([[[[2., 1.]]]]), tensor([[[2.]]]))
+    """
     if softcap is None and query.device.type == "cpu":
         mask = None if call.mask is None else call.mask.to(query.dtype)
         return _flash(query, key, value, 0.0, call.is_causal, attn_mask=mask, scale=scale)  # type: ignore[no-any-return]
@@ -42,7 +48,7 @@ def attend_backward(
     scale: float,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return gradients of queries (G, K, R, D), keys and values (G, K, N, D)."""
+    """Return gradients of queries (G, K, R, D), keys and values (G, K, N, D); `grad` is that of the outputs."""
     if softcap is None and query.device.type == "cpu":
         mask = None if call.mask is None else call.mask.to(query.dtype)
         return _flash_backward(  # type: ignore[no-any-return]

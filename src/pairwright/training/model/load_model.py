@@ -24,7 +24,7 @@ class ModelError(PairwrightError):
 def load_model(folder: Path, settings: TrainConfig, *, is_trained: bool = True) -> Any:
     """Load a model for training: with an adapter if configured, and without dropout unless enabled.
 
-    An untrained model gets no adapter.
+    With `is_trained` False, no adapter is added.
     """
     device = torch.device(choose_device(settings.device))
     check_precision(device.type, settings.precision)
@@ -47,7 +47,7 @@ def load_model(folder: Path, settings: TrainConfig, *, is_trained: bool = True) 
 
 
 def read_weights(folder: Path, *, quantization: str = "none") -> Any:
-    """Read the saved model in float32; any problem with its folder is a one-line error."""
+    """Read the saved model in float32, or in four bits with "nf4"; any problem with its folder is a one-line error."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
@@ -62,15 +62,15 @@ def read_weights(folder: Path, *, quantization: str = "none") -> Any:
     transformers_logging.disable_progress_bar()
     try:
         model, info = AutoModelForCausalLM.from_pretrained(folder, **options)
-    except Exception as error:  # whatever a broken folder makes transformers raise
+    except Exception as error:  # transformers raises various errors for a broken folder
         reason = " ".join(str(error).split())[:300]
         raise ModelError(f"{folder}: not a model that can be loaded: {type(error).__name__}: {reason}") from error
     finally:
         transformers_logging.set_verbosity(verbosity)
-    # Weights that transformers initialised randomly.
+    # Names of weights that transformers initialised randomly.
     missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
     if missing:
-        raise ModelError(f"{folder}: {len(missing)} weights are missing or of another shape, {missing[0]} among them")
+        raise ModelError(f"{folder}: {len(missing)} weights are missing or have another shape, such as {missing[0]}")
     model.config.use_cache = False  # nothing is generated here
     return model
 

@@ -24,7 +24,7 @@ from pairwright.tokens.batch.collate import Tree, TreeBatch, collate_trees, tree
 from pairwright.training.model.attention import NAME, CannotShare, Plan, register
 from pairwright.training.model.load_model import ModelError, load_model, plain_model
 
-TOLERANCE = 1e-4  # of log-probabilities on the example, in float32; rounding errors are a hundred times smaller
+TOLERANCE = 1e-4  # allowed difference of log-probabilities in the checks; float32 rounding is 100 times smaller
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Scored:
 
 
 def open_policy(folder: Path, settings: TrainConfig, *, is_trained: bool = True) -> "Policy":
-    """Load a model as a policy; an untrained one has no adapter."""
+    """Load a model as a policy; without an adapter unless `is_trained`."""
     model = load_model(folder, settings, is_trained=is_trained)
     if not is_trained:
         model.eval()
@@ -60,7 +60,8 @@ def open_policy(folder: Path, settings: TrainConfig, *, is_trained: bool = True)
 
 
 class Policy:
-    """`can_share`: prompts are computed once; `why_not`: the reason if they are not."""
+    """A model that scores trees of tokens. `can_share`: common prefixes are computed once; `why_not`: the reason why
+    they are computed for each branch."""
 
     def __init__(self, model: Any, *, prefix_sharing: bool = True, precision: str = "fp32") -> None:
         self.model = model
@@ -118,7 +119,7 @@ class Policy:
 
     @torch.no_grad()
     def mean_logits(self, hidden_NH: Tensor) -> Tensor:
-        """Compute the mean raw logit over the vocabulary at each position, without (N, V) logits."""
+        """Compute the mean logit over the vocabulary at each position, before the softcap, without (N, V) logits."""
         weight = self.head.weight
         mean_N = hidden_NH.to(weight.dtype) @ weight.mean(0)
         return (mean_N if self.head.bias is None else mean_N + self.head.bias.mean()).float() * self.scaling["scale"]
@@ -150,7 +151,7 @@ class Policy:
         ours_V = self.logits(self._backbone(input_ids=ids)[0, -1:])[0]
         if not torch.allclose(ours_V, theirs_V, atol=1e-2, rtol=1e-2):
             raise ModelError(
-                f"{type(self.plain).__name__} does something to its logits that is not known here: "
+                f"{type(self.plain).__name__} transforms its logits in a way that is not supported: "
                 f"they differ by {float((ours_V - theirs_V).abs().max()):.3g}"
             )
 

@@ -4,7 +4,7 @@
 
 A sequence's hash covers its ids and mask, so values of earlier runs are reused, and other cuts or masks are not. The
 values do not depend on other settings. They are memory-mapped. Every process computes and writes its share; values
-computed before a signal are written, too.
+computed before a signal are also written.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -123,7 +123,7 @@ class ReferenceLogps:
                 values = batch.column("logps").values.to_numpy()
                 # Slices of the mapped file, not copies.
                 for key, start, end in zip(batch.column("key").to_pylist(), offsets[:-1], offsets[1:], strict=True):
-                    # The first value counts: that of an uninterrupted run, too, if a sequence occurs twice.
+                    # If a sequence occurs twice, the first value is used, as in an uninterrupted run.
                     self._logps.setdefault(key, values[start:end])
         except (OSError, pa.ArrowException, KeyError) as error:
             raise PairwrightError(f"{part}: cannot be read ({error}): remove it, and it is computed again") from error
