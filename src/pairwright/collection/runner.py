@@ -132,7 +132,7 @@ def collect(
 
 
 class Collection:
-    """One process's part of a collection: from the state of the ledger to the end of the last run."""
+    """The part of a collection that one process runs: all runs that the ledger does not list as done."""
 
     def __init__(
         self,

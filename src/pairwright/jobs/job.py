@@ -242,7 +242,7 @@ class Backend:
 
     def wait(self, folder: Path, config: Config, show: Callable[[Status], None]) -> Status:
         """Poll a job until it ends. Raises JobFailed if it did not complete, JobTimeout after the timeout."""
-        with contextlib.suppress(RuntimeError):  # raised if no loop is running in this thread, as it should be
+        with contextlib.suppress(RuntimeError):  # no loop is running in this thread
             asyncio.get_running_loop()
             raise BackendError(
                 "a job was waited for inside an event loop, which would stand still: use asyncio.to_thread"
