@@ -143,7 +143,7 @@ def compare(before: Scores, after: Scores, metric: Metric, options: CompareOptio
 def _pair_runs(
     before: Scores, after: Scores, metric: Metric, missing: Missing
 ) -> tuple[dict[Key, tuple[float, float]], dict[str, int], dict[str, int]]:
-    """Return the runs scored by both, in the order of the first; and counts of runs left out and filled in, by reason."""
+    """Return the runs scored by both, in the order of the first; counts of runs left out and filled in, by reason."""
     columns = before.column(metric.name), after.column(metric.name)
     paired: dict[Key, tuple[float, float]] = {}
     left_out: Counter[str] = Counter()
