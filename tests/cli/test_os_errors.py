@@ -1,4 +1,4 @@
-"""What the operating system refuses is one line with the way out, in every command: no traceback, exit code 1 or 3."""
+"""Errors of the operating system are one line with a suggested fix in every command: no traceback, exit code 1 or 3."""
 
 import errno
 import os
@@ -142,7 +142,7 @@ WRITTEN_FILES = (
     "evaluate compare",
     "config from-nat",
 )
-MAY_BE_MISSING = ("serve targets list", "serve token list")  # a service that has not been started yet has none
+MAY_BE_MISSING = ("serve targets list", "serve token list")  # a service that was never started has no tokens
 
 
 def leaves(command, name=""):

@@ -215,7 +215,7 @@ def test_lengths_that_do_not_fit_are_refused(fields):
             use()
 
 
-def test_nothing_of_a_payload_is_run(tmp_path):
+def test_a_payload_never_runs_code(tmp_path):
     class Bad:
         def __reduce__(self):
             return (open, (str(tmp_path / "made"), "w"))

@@ -114,7 +114,7 @@ def _render_example(tokenizer: Any) -> str:
 
 @functools.cache
 def load_model(name: str) -> Any:
-    """A transformers tokenizer of a model that a test names, or a skip that says why there is none.
+    """Return the transformers tokenizer of a model that a test names; skip the test with a reason if it is missing.
 
     `stop_tokens` on it are those of the model's generation_config.json, where the table has them."""
     model = MODELS.get(name.removeprefix("trl-internal-testing/tiny-"))

@@ -170,7 +170,7 @@ def database(kind: str):
 
 @contextlib.contextmanager
 def small_disk(folder: Path):
-    """A disk of its own for a folder, small enough to be filled; yields whether there is one."""
+    """Mount a separate small disk for a folder, which can be filled; yields whether this succeeded."""
     folder.mkdir()
     options = ["-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)]
     is_mounted = os.geteuid() == 0 and subprocess.run(["mount", *options], capture_output=True).returncode == 0

@@ -18,9 +18,9 @@ from pairwright.sources.reading import Layout, detect, file_units
 
 FIXTURES = Path(__file__).parent / "fixtures"
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
-# (the format that reads it, a format that would read it, too, and comes later in READERS): why both fit.
+# (the format that reads a file, a later format in READERS that also matches): the reason why both match.
 ALSO_MATCHES = {
-    # Rows of LLaMA-Factory with images, videos or audio: the same conversations, and files beside them.
+    # Rows of LLaMA-Factory with images, videos or audio: the same conversations with additional files.
     ("llamafactory-media", "sharegpt"),
     # Spans of Braintrust have ids and attributes, as those of OpenTelemetry have.
     ("braintrust", "otel"),

@@ -101,7 +101,7 @@ class Found(NamedTuple):
     text: str
     end: str
     closing: int
-    fault: str = ""  # why it is no witness, though the turn is there
+    fault: str = ""  # why the render is not a witness, although it contains the turn
     between: str = ""  # a control token that the law is not clear about
 
 
@@ -210,7 +210,7 @@ def apply_forms(chat: Chat, forms: Forms) -> Chat:
 
 
 def words_of(message: dict[str, Any]) -> set[str]:
-    """The words that nobody else writes. Names of tools and arguments are in schemas and results, too."""
+    """Return the words that occur nowhere else. Names of tools and arguments also occur in schemas and results."""
     calls = [call["function"]["arguments"] for call in message.get("tool_calls", ())]
     texts = [message.get("content") or "", message.get("reasoning_content") or ""]
     texts += [leaf for call in calls for leaf in _leaves(call) if isinstance(leaf, str)]
@@ -415,7 +415,7 @@ def _read_rest(model: Model, given: str, message: dict[str, Any], foreign: set[s
 
 
 def _end_of_empty_thought(text: str, tags: tuple[str, str]) -> int:
-    """Where an empty thought at the start of a text ends; 0 where it has none."""
+    """Return the end of empty reasoning at the start of a text; 0 if there is none."""
     found = re.match(rf"\s*{re.escape(tags[0])}\s*{re.escape(tags[1])}", text)
     return found.end() if found and tags[0] != tags[1] else 0
 

@@ -50,7 +50,7 @@ class Pretended(torch.Tensor):
             return result
         if name == "aten::copy_" and not isinstance(args[0], Pretended):
             return args[0]
-        # an operation in place returns what it was given
+        # an in-place operation returns its argument
         same = {id(tensor.values): tensor for tensor in found if isinstance(tensor, Pretended)}
         return tree_map_only(torch.Tensor, lambda t: same[id(t)] if id(t) in same else cls(t), result)
 
