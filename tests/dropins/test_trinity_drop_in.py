@@ -205,7 +205,7 @@ def test_a_batch_has_all_that_its_experiences_have():
 )
 def test_lengths_that_do_not_fit_are_refused(fields):
     theirs.Experience(**fields)
-    with pytest.raises(ours.InvalidExperience, match="one value a token of the response") as caught:
+    with pytest.raises(ours.InvalidExperience, match="one value per token of the response") as caught:
         ours.Experience(**fields)
     assert isinstance(caught.value, AssertionError)
     exp = ours.Experience(tokens=[1, 2, 3])

@@ -78,7 +78,7 @@ def _credit_line(folder: Path) -> Markup | str:
         return ""
     words = (
         f"{counts['failed'] / counts['turns']:.0%} of the turns in the chosen sides failed "
-        f"({counts['failed']:,} of {counts['turns']:,}; of {counts['unknown']:,} nothing is known)."
+        f"({counts['failed']:,} of {counts['turns']:,}; {counts['unknown']:,} have no verdict)."
     )
     if counts["failed"]:
         words += " Training imitates them unless tokens.train_turns is accepted."

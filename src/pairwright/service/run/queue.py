@@ -225,7 +225,7 @@ class JobQueue:
             if row["idle_starts"] >= MAX_IDLE_STARTS:
                 message = f"gave up after {row['starts']} attempts: the last {MAX_IDLE_STARTS + 1} made no progress"
                 return JobState.FAILED, message, self._log(row)
-            return JobState.PENDING, "interrupted; goes on from the last checkpoint", None
+            return JobState.PENDING, "interrupted; continues from the last checkpoint", None
         return JobState.FAILED, self._reason(row), self._log(row)
 
     def _reason(self, row: RowMapping) -> str:
