@@ -20,7 +20,7 @@ from pairwright.store.table import Table
 from pairwright.tokens.stage.stage import encode_source
 from training.made_runs import make_model, make_runs
 
-# Every command, with what it writes as OUT and what it reads as IN; a word of the fixture's stands for a good input.
+# Every command, with OUT for its output and IN for its input; words of the fixture are valid inputs.
 # "-" where a command does not write, or reads nothing.
 WRITES = {
     "run": "CONFIG --output OUT",

@@ -1,5 +1,5 @@
-"""One process at a time works in the folder of a run or a training; a dead one is no obstacle; values of the
-reference outlive a change of the training's settings."""
+"""Only one process at a time works in the folder of a run or a training, and a dead one does not block it. Values
+of the reference survive a change of the training's settings."""
 
 import os
 import signal
@@ -64,7 +64,7 @@ def test_a_second_run_is_one_line_and_exit_code_1_and_touches_nothing(model, tmp
             f"pairwright: {folder}: in use by process {process.pid}, so no run here: wait for it, end it, or give another -o\n"
         ]
         assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.name != ".lock"} == before
-    # the other process was killed: its lock is gone with it, and the run goes on
+    # the other process was killed, which released its lock, and the run continues
     assert (folder / ".lock").read_text() == f"{process.pid}\n"
     run(changed, folder)
 

@@ -74,7 +74,7 @@ def test_every_decision_without_a_pair_is_counted(tmp_path):
     assert [(stage["unit"], stage["in"], stage["out"]) for stage in summary["stages"]] == [
         ("experiences", 3, 2), ("decisions", 5, 2), ("pairs", 2, 1),
     ]  # fmt: skip
-    # the run of `student()` has a third decision, and that of `silent` a second one, at which nobody was asked
+    # the run of `student()` has a third decision, and that of `silent` a second one, at which no teacher was asked
     assert dropped(summary) == {
         Reason.NO_DECISION: 1,
         Reason.EMPTY: 1,

@@ -93,7 +93,7 @@ _CONTROL = re.compile(
 
 
 def find_control_tokens(template: str) -> list[str]:
-    """What a template writes, or text that it rendered has, that looks like a token of its own."""
+    """Find the parts of a template, or of a render, that look like control tokens."""
     return sorted(set(_CONTROL.findall(template)))
 
 

@@ -1,7 +1,7 @@
 """Detection: every sample of every format is claimed by exactly one reader.
 
-Each file goes to the `matches` of every reader. Where more than one reader would take it, READERS decides by its order.
-Only a general format (`Format.is_general`), which stands behind all others, may fit the files of another one, too. Any
+Each file goes to the `matches` of every reader. If more than one reader matches, the first in READERS reads it.
+Only a general format (`Format.is_general`), which comes after all others, may also match files of another format. Any
 other pair must be listed in `ALSO_MATCHES`: a new format that claims the files of another one fails here.
 """
 

@@ -1,4 +1,4 @@
-"""A curriculum is trained as it was built: stages by epoch, or the order of the table if there are no stages."""
+"""A curriculum is trained in the order in which it was built: stages by epoch, or the order of the table if there are no stages."""
 
 import json
 
