@@ -38,7 +38,11 @@ class Example:
 
 
 def is_like(shown: list[str], printed: list[str]) -> bool:
-    """Return whether an output matches the one on the page, in which `...` matches any lines."""
+    """Return whether an output matches the one on the page, in which `...` matches any lines.
+
+    >>> is_like(["first", "..."], ["first", "second", "third"])
+    True
+    """
     pattern = "".join(
         r"(?:[^\n]*\n)*" if line.strip() == "..." else re.escape(" ".join(line.split())) + r"\n" for line in shown
     )
@@ -46,7 +50,11 @@ def is_like(shown: list[str], printed: list[str]) -> bool:
 
 
 def read_console(text: str) -> list[tuple[str, list[str]]]:
-    """Return the commands of a console block with the output lines of each. A backslash continues a command."""
+    """Return the commands of a console block with the output lines of each. A backslash continues a command.
+
+    >>> read_console("$ pwd\\n/runs\\n$ true\\n")
+    [('pwd', ['/runs']), ('true', [])]
+    """
     pairs: list[tuple[str, list[str]]] = []
     for line in text.splitlines():
         if line.startswith(_COMMAND):
@@ -59,7 +67,7 @@ def read_console(text: str) -> list[tuple[str, list[str]]]:
 
 
 def run_page(page: Path, folder: Path, *, programs: Path = Path(sys.executable).parent) -> list[Example]:
-    """Write the files of a page into a folder, run its commands there, and yield each with its output.
+    """Write the files of a page into a folder, run its commands there, and return them with their output.
 
     programs: The folder of `pairwright` and `python`.
     """

@@ -203,7 +203,11 @@ def count_same_turns(chosen: Sequence[Message], rejected: Sequence[Message]) -> 
 
 
 def count_common(first: str, second: str) -> int:
-    """Return the length of the common prefix, shortened to a word boundary."""
+    """Return the length of the common prefix, shortened to a word boundary.
+
+    >>> count_common("take the train", "take the tram")
+    9
+    """
     length = 0
     for left, right in zip(first, second, strict=False):
         if left != right:
