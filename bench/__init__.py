@@ -1,1 +1,1 @@
-"""Benchmarks: each against its peer in one run, as ratios of CPU seconds, with peak memory."""
+"""Benchmarks: each compares this package with a peer in one run, by CPU seconds and peak memory."""

@@ -1,4 +1,4 @@
-"""Experience tables of any number of candidates, eight a task, written column by column: no record is ever built."""
+"""Writes experience tables of any size, with eight candidates per task, column by column without building records."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ ROWS_PER_BATCH = 65_536
 
 
 def write_candidates(folder: Path, num_rows: int, *, rows_per_part: int = ROWS_PER_PART) -> None:
-    """A table of rows with about 900 characters of text each; tasks are spread over it, as runs leave them."""
+    """Write a table with about 900 characters of text per row. The runs of a task are far apart, as in real tables."""
     table = Table(folder)
     for start in range(0, num_rows, rows_per_part):
         table.write_part(_batches(start, min(num_rows, start + rows_per_part), num_rows))

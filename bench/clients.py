@@ -1,8 +1,8 @@
 """`python -m bench clients [--clients 200] [--requests 20] [--rounds 4]`: many clients on both servers.
 
-Each client has a connection of its own and sends its requests one after the other: to the service an upload and then
-reads, to the model server chats of eight tokens, half of them streamed. The table has errors (another status than 200,
-or a broken connection), the server's CPU time for each request, and its resident memory ten seconds after each round.
+Each client has its own connection and sends its requests sequentially: to the service an upload followed by reads, to
+the model server chats of eight tokens, half of them streamed. The table has errors (a status other than 200, or a
+broken connection), the server's CPU time per request, and its resident memory ten seconds after each round.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def measure(name, arguments, use, options) -> None:  # type: ignore[no-untyped-d
         assert server.stderr is not None
         line = next(text for text in server.stderr if "http://" in text)
         url = line[line.index("http://") :].split()[0].removesuffix("/v1")
-        asyncio.run(run_clients(use, url, 1, 2))  # what is loaded once
+        asyncio.run(run_clients(use, url, 1, 2))  # warm-up: loads what every later request shares
         memory, counts, cpu = [resident_mb(server.pid)], Counter[str](), cpu_seconds(server.pid)
         for _ in range(options.rounds):
             counts += asyncio.run(run_clients(use, url, options.clients, options.requests))
@@ -68,7 +68,7 @@ def measure(name, arguments, use, options) -> None:  # type: ignore[no-untyped-d
 
 
 async def run_clients(use, url: str, num_clients: int, num_requests: int) -> Counter[str]:  # type: ignore[no-untyped-def]
-    """Run all clients at once; returns how many requests ended with which status or error."""
+    """Run all clients at once; returns the number of requests by status or error."""
     counts: Counter[str] = Counter()
 
     async def run_one(number: int) -> None:

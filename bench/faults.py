@@ -1,7 +1,7 @@
-"""`python -m bench faults [--times 20] [--faults kill,term,...] [COMMAND ...]`: what faults leave of long commands.
+"""`python -m bench faults [--times 20] [--faults kill,term,...] [COMMAND ...]`: long commands under faults.
 
-Each command first runs undisturbed; its result is the reference. Then it starts in an empty folder, a fault happens,
-and the same command runs again until it ends. The result is compared with the reference:
+Each command first runs undisturbed; its result is the reference. Then it starts in an empty folder, a fault is
+injected, and the same command is repeated until it ends. The result is compared with the reference:
 
     kill       kill -9 at a random moment                  term      SIGTERM at a random moment
     disk       the folder is a tmpfs that fills up         readonly  the folder cannot be written to
@@ -10,7 +10,7 @@ and the same command runs again until it ends. The result is compared with the r
 
 The table counts attempts that lost or doubled records, had other records than the reference (unequal), did not end
 (stuck), or printed a traceback. `kill` and `term` are repeated `--times` times, the other faults three times. `view` is
-killed between votes: each acknowledged vote must be in the file, once. The service has a run of its own:
+killed between votes: each acknowledged vote must be in the file exactly once. The service is tested in
 tests/service/test_fault_run.py.
 """
 
@@ -41,14 +41,14 @@ from pairwright.pairs.pair_table import read_pairs
 FAULTS = ("kill", "term", "disk", "readonly", "clock", "rival")
 OUTCOMES = ("lost", "doubled", "unequal", "stuck", "traceback")
 PAIRWRIGHT = [sys.executable, "-m", "pairwright"]
-NUM_RUNS = 20_000  # imported: about two CPU seconds
-# Exit code 2 is the gate of `run` that says no.
+NUM_RUNS = 20_000  # an import of about two CPU seconds
+# Exit code 2: the gate of `run` stays closed.
 ENDED = (0, 2)
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command whose output folder is `{out}`, and how to read the records of its result.
+    """A command with the output folder `{out}`, and the function that reads the records of its result.
 
     copies    input folders that the command writes into, copied to `{out}` before each attempt
     """
@@ -60,19 +60,19 @@ class Command:
 
 
 def experiences(folder: Path) -> Counter[str]:
-    """Ids and contents of an imported table."""
+    """Return ids and contents of an imported table."""
     with pw.Table(folder) as table:
         return Counter(f"{row.eid.uid} {hash_text(repr(row.completion))} {row.reward}" for row in table)
 
 
 def runs_by_task(folder: Path) -> Counter[str]:
-    """Task, run and step of a collected table: sampled answers need not repeat."""
+    """Return task, run and step of each row of a collected table; sampled answers may differ between attempts."""
     with pw.Table(folder / "experience") as table:
         return Counter(f"{row.eid.task} {row.eid.run} {row.eid.step}" for row in table)
 
 
 def stages_of_run(folder: Path) -> Counter[str]:
-    """Tasks and runs of all tables of a run, its pairs without a record in them, the model, and the report."""
+    """Return tasks and runs of all tables of a run, pairs whose records are missing, the model, and the report."""
     tables = {"collect": "", "before": "evaluation/before", "after": "evaluation/after"}
     records = Counter({f"{name} {key}": count for name, inner in tables.items()
                        for key, count in runs_by_task(folder / "round-1" / inner).items()})  # fmt: skip
@@ -93,13 +93,13 @@ def scores(folder: Path) -> Counter[str]:
 
 
 def sequences(folder: Path) -> Counter[str]:
-    """Keys, ids and masks of encoded items."""
+    """Return keys, ids and masks of encoded items."""
     rows = pl.read_parquet(folder / "sequences-*.parquet").select("key", "ids", "mask")
     return Counter(f"{key} {hash_text(repr((ids, mask)))}" for key, ids, mask in rows.iter_rows())
 
 
 def file_contents(pattern: str) -> Callable[[Path], Counter[str]]:
-    """Names and hashes of the files that match a pattern."""
+    """Return names and hashes of the files that match a pattern."""
     return lambda folder: Counter(
         f"{path.relative_to(folder)} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in folder.glob(pattern)
     )
@@ -131,7 +131,7 @@ def make_commands(folder: Path) -> dict[str, Command]:
     few_pairs, few_tokens = (
         folder / "few-pairs",
         folder / "few-tokens",
-    )  # to train on: the reference reads them all first
+    )  # training data: the reference model reads all pairs first
     imported = ["import", str(folder / "runs.jsonl"), "--format", "openai-chat", "--task", "task"]
     paired = ["pairs", str(table), "--strategy", "best-worst"]
     encoded = ["tokens", "build", str(pairs), "--tokenizer", str(model)]
@@ -159,7 +159,7 @@ def make_commands(folder: Path) -> dict[str, Command]:
 
 
 class Attempt:
-    """Runs of one command in one output folder, and what went wrong in them."""
+    """The runs of one command in one output folder, and their outcomes."""
 
     def __init__(self, command: Command, out: Path, *, patience: float) -> None:
         self.command, self.out, self.patience = command, out, patience
@@ -210,7 +210,7 @@ class Attempt:
 
 
 def disturb(attempt: Attempt, fault: str, seconds: float, size: int) -> None:
-    """Let the fault happen to one run of the command; afterwards the folder can be used again."""
+    """Inject the fault into one run of the command, and restore the folder afterwards."""
     if fault in ("kill", "clock"):
         attempt.interrupt(signal.SIGKILL, seconds)
     elif fault == "term":
@@ -220,7 +220,7 @@ def disturb(attempt: Attempt, fault: str, seconds: float, size: int) -> None:
         attempt.end(attempt.start())
         subprocess.run(["mount", "-o", "remount,size=2g", str(attempt.out)], check=True)
     elif fault == "readonly":
-        # root may write anywhere unless it gives up this capability
+        # root ignores permissions unless this capability is dropped
         rights = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
         attempt.out.chmod(0o555)
         attempt.end(attempt.start(*rights))
@@ -232,7 +232,7 @@ def disturb(attempt: Attempt, fault: str, seconds: float, size: int) -> None:
 
 
 def try_fault(command: Command, fault: str, reference: Counter[str], seconds: float, size: int) -> list[str]:
-    """One attempt: the fault, the same command again until it ends, and the comparison."""
+    """Make one attempt: inject the fault, repeat the command until it ends, and compare the result."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
         out.mkdir()
@@ -253,7 +253,7 @@ def try_fault(command: Command, fault: str, reference: Counter[str], seconds: fl
 
 
 def run_undisturbed(command: Command) -> tuple[Counter[str], float, int]:
-    """Returns the records of the reference, its seconds, and the bytes of its folder."""
+    """Run the command without a fault; returns its records, its seconds, and the bytes of its folder."""
     with tempfile.TemporaryDirectory() as folder:
         attempt = Attempt(command, Path(folder) / "out", patience=3600)
         start = time.monotonic()
@@ -269,7 +269,7 @@ def run_undisturbed(command: Command) -> tuple[Counter[str], float, int]:
 
 
 def kill_view(folder: Path, times: int) -> Counter[str]:
-    """Vote on pairs while `view` is killed and started again; acknowledged votes must be in the file, once."""
+    """Vote on pairs while `view` is killed and restarted; each acknowledged vote must be in the file exactly once."""
     run = folder / "voted"
     shutil.copytree(folder / "table", run / "experience")
     shutil.copytree(folder / "pairs", run / "pairs")
@@ -299,7 +299,7 @@ def kill_view(folder: Path, times: int) -> Counter[str]:
 
 
 def missing_tool(fault: str) -> str | None:
-    """What this machine lacks for a fault."""
+    """Return the missing requirement of a fault on this machine, if any."""
     if fault == "disk" and os.geteuid() != 0:
         return "mounting a tmpfs needs root"
     if fault == "clock" and shutil.which("faketime") is None:

@@ -1,13 +1,14 @@
-"""Local generation beside others, in tokens a CPU second.
+"""Local generation compared with other engines, in tokens per CPU second.
 
-`python -m bench.generate` a Llama of 166,000 parameters against transformers' `generate`, 1,000 prompts that differ;
-`python -m bench.generate MODEL` a model folder, 64 requests with a common beginning, against transformers' `generate`,
-its continuous batching, llama.cpp (`--gguf FILE`; needs the package xllamacpp) and another version of this package
-(`--before SRC`);
-`python -m bench.generate MODEL --serve` the model server at 1, 16 and 64 streams against `transformers serve`.
+    python -m bench.generate                  a Llama of 166,000 parameters on 1,000 different prompts, against
+                                              transformers' `generate`
+    python -m bench.generate MODEL            a model folder on 64 requests with a common prefix, against transformers'
+                                              `generate`, its continuous batching, llama.cpp (`--gguf FILE`; needs the
+                                              package xllamacpp) and another version of this package (`--before SRC`)
+    python -m bench.generate MODEL --serve    the model server at 1, 16 and 64 streams against `transformers serve`
 
-MODEL `random-qwen2` is made on the spot: Qwen2's shape of 0.5 B, random weights. One thread, each engine in a process
-of its own, greedy, 24 tokens an answer; all engines see the same token ids.
+The MODEL `random-qwen2` is created on demand: the shape of Qwen2 0.5B with random weights. All engines decode greedily
+with one thread, each in a separate process, 24 tokens per answer, from the same token ids.
 """
 
 import argparse
@@ -146,7 +147,7 @@ def _compare_engines(options: argparse.Namespace) -> None:
 
 
 def _make_qwen2(folder: Path) -> str:
-    """Random weights in the shape of Qwen2.5-0.5B, with a byte-level tokenizer."""
+    """Write a model with random weights in the shape of Qwen2.5-0.5B and a byte-level tokenizer."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
@@ -167,7 +168,7 @@ def _make_qwen2(folder: Path) -> str:
 
 
 def make_prompts(tokenizer: Any) -> list[list[int]]:
-    """64 prompts with the same first four turns."""
+    """Return 64 prompts with the same first four turns."""
     tokens = []
     for number in range(_NUM_REQUESTS):
         messages = [{"role": "system", "content": "Reply with one tool call as JSON."}]
@@ -245,7 +246,7 @@ def _run_continuous(model: str, dtype: str) -> dict[str, Any]:
     outputs = loaded.generate_batch(
         prompts,
         generation_config=settings,
-        # without limits it takes most of the memory for its blocks
+        # without limits it reserves most of the memory for its cache blocks
         continuous_batching_config=ContinuousBatchingConfig(page_size=32, num_blocks=1024, max_batch_tokens=512),
         warmup=False,
     )
@@ -255,7 +256,7 @@ def _run_continuous(model: str, dtype: str) -> dict[str, Any]:
 
 
 def _run_llamacpp(model: str, gguf: str, *, num_slots: int = _NUM_REQUESTS) -> dict[str, Any]:
-    """llama.cpp's server in this process (the package xllamacpp), without HTTP; weights as the file has them."""
+    """Run llama.cpp's server in this process (package xllamacpp), without HTTP, with the weight types of the file."""
     from concurrent.futures import ThreadPoolExecutor
 
     import xllamacpp
@@ -281,13 +282,13 @@ def _run_llamacpp(model: str, gguf: str, *, num_slots: int = _NUM_REQUESTS) -> d
     with ThreadPoolExecutor(num_slots) as pool:
         answers = list(pool.map(ask, prompts))
     cpu = time.process_time() - start
-    # the server gives text; encoded again, it is compared with the others' tokens
+    # the server returns text, which is encoded again to compare it with the tokens of the other engines
     figures = _figures(cpu, [tokenizer.encode(text, add_special_tokens=False) for text, _ in answers])
     return {**figures, "tokens": sum(count for _, count in answers)}
 
 
 def _run_llamacpp_one(model: str, gguf: str) -> dict[str, Any]:
-    """One sequence after another: each takes what its prompt shares with the last one from the cache."""
+    """Generate sequentially: each prompt reuses the cached prefix that it shares with the previous one."""
     return _run_llamacpp(model, gguf, num_slots=1)
 
 

@@ -1,11 +1,11 @@
-"""How the code base reads: sizes of files and folders, names, comments, and how far one record travels through it.
+"""Statistics of the code base: sizes of files and folders, names, comments, and the path of one record through it.
 
-`python -m bench house [ROOT]` measures this checkout, or another one at ROOT (the figures of an earlier
-commit). It prints the rows of a Markdown table; docs/benchmarks.md has the latest.
+`python -m bench house [ROOT]` measures this checkout, or the one at ROOT. It prints the rows of a
+Markdown table; docs/benchmarks.md has the current figures.
 
-The walk imports two NeMo Gym rollouts with different rewards in a process of its own, pairs, exports and encodes them,
-and writes the report, all with the command line's own functions. A profile hook counts the files of the package whose
-functions ran (imports left out), and the deepest stack of the package's own frames.
+The walk runs in a separate process: it imports two NeMo Gym rollouts with different rewards, pairs, exports and encodes
+them, and writes the report, with the functions of the command line. A profile hook counts the files of the package
+whose functions ran (not counting imports), and the maximum stack depth in frames of the package.
 """
 
 import ast
@@ -25,7 +25,7 @@ IRREGULAR = {
     "asked", "begun", "built", "done", "drawn", "found", "given", "gone", "held", "hidden", "kept", "known", "laid",
     "left", "made", "met", "said", "seen", "sent", "shown", "taken", "told", "written",
 }  # fmt: skip
-# Words that end like a participle and are none, and participles that are terms of the field.
+# Words that only end like a participle, and participles that are technical terms.
 NOT_PARTICIPLES = {
     "embed",
     "feed",
@@ -84,7 +84,7 @@ TEMPLATE = (
 
 
 def count_comments(text: str) -> int:
-    """Number of lines that hold a comment of their own or at the end, markers for tools left out."""
+    """Count the lines with a comment, on its own line or after code; markers for tools do not count."""
     lines = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT and not re.match(r"#\s*(fmt:|type:|noqa|pragma)", token.string):
@@ -93,7 +93,7 @@ def count_comments(text: str) -> int:
 
 
 def is_participle(name: str) -> bool:
-    """Whether the name of a function is, or starts with, a past participle."""
+    """Return whether the name of a function is, or starts with, a past participle."""
     first = name.strip("_").split("_")[0]
     return first not in NOT_PARTICIPLES and (first in IRREGULAR or first.endswith("ed"))
 
@@ -128,7 +128,7 @@ def measure_source(package: Path) -> dict[str, str]:
 
 
 def measure_walk(root: Path) -> str:
-    """Files and stack depth of two NeMo Gym lines on their way from import to report."""
+    """Return the files and the stack depth that two NeMo Gym lines need from import to report."""
     package = root / "src" / "pairwright"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -1,8 +1,8 @@
-"""Import against the limit: decoding the same lines with orjson and doing nothing with them.
+"""Import compared with its lower bound: decoding the same lines with orjson without using them.
 
-200,000 rollouts in the layout of NeMo Gym (eight a task, two tools, two calls each), about 440 MB; then the formats of
-bench/trace_files.py, each with one worker. `python -m bench.importing` measures the formats in one process, without its
-start, in turns with orjson: what a busy machine can still say.
+Imports 200,000 rollouts in the layout of NeMo Gym (eight per task, two tools, two calls each; about 440 MB), then the
+formats of bench/trace_files.py, each with one worker. `python -m bench.importing` measures the formats in one process,
+without its startup, alternating with orjson, which also gives usable ratios on a busy machine.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from bench.trace_files import FORMATS, write_codex_sessions, write_rollouts
 
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
 NUM_ROLLOUTS = int(os.environ.get("BENCH_ROLLOUTS", "200000"))
-NUM_RECORDS = int(os.environ.get("BENCH_RECORDS", "40000"))  # of each other format
+NUM_RECORDS = int(os.environ.get("BENCH_RECORDS", "40000"))  # per format of bench/trace_files.py
 NUM_SESSIONS = int(os.environ.get("BENCH_SESSIONS", "20000"))
 DECODE = """
 import json, orjson, sys, time
@@ -53,7 +53,7 @@ if __name__ == "__main__":
 
 
 def watched(code: str, *arguments: str) -> dict[str, Any]:
-    """Run code in a process of its own: what it prints as JSON, with the peak memory of it and its children in MB."""
+    """Run code in a child process; returns its JSON output, and the peak memory of its process tree in MB."""
     peak = 0.0
     with subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True) as child:
         while child.poll() is None:
@@ -66,7 +66,7 @@ def watched(code: str, *arguments: str) -> dict[str, Any]:
 
 
 def proportional_megabytes(pid: int) -> float:
-    """Memory of a process and its children, shared pages counted once."""
+    """Return the memory of a process and its children in MB; shared pages count once."""
     total, pids = 0, [str(pid)]
     while pids:
         folder = Path("/proc") / pids.pop()
@@ -82,7 +82,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rollouts.jsonl"
         write_rollouts(path, NUM_ROLLOUTS)
-        # the bytecode of an installed package is there; here the first round writes it
+        # an installed package has its bytecode; here the first round writes it
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         os.environ["PYTHONPYCACHEPREFIX"] = f"{folder}/bytecode"
         print(f"### Import: {NUM_ROLLOUTS:,} NeMo Gym rollouts, {path.stat().st_size / 1e6:.0f} MB\n")
@@ -109,7 +109,7 @@ def main() -> None:
 
 
 def import_sessions(folder: Path) -> None:
-    """Many small files, one session each: CPU, and the size of the table beside that of the files."""
+    """Import many small files with one session each; print CPU time, and the size of the table relative to them."""
     sessions, table = folder / "sessions", folder / "sessions.table"
     write_codex_sessions(sessions, NUM_SESSIONS)
     size = sum(path.stat().st_size for path in sessions.rglob("*.jsonl"))
@@ -124,9 +124,9 @@ def import_sessions(folder: Path) -> None:
 
 
 def best_import(path: Path, folder: str, workers: int) -> tuple[dict[str, Any], float]:
-    """The import of a file that took the least CPU time, and the least that decoding it took."""
+    """Return the figures of the import with the least CPU time, and the least CPU time of decoding the same file."""
     decoded, runs = float("inf"), []
-    for number in range(ROUNDS):  # in turns, so that noise meets both alike
+    for number in range(ROUNDS):  # alternating, so that noise affects both equally
         decoded = min(decoded, in_child(DECODE, str(path))["cpu"])
         table = f"{folder}/{path.stem}.{workers}.{number}"
         runs.append(watched(IMPORT, str(path), table, str(workers)))
@@ -145,7 +145,7 @@ def figures(run: dict[str, Any], decoded: float) -> str:
 
 
 def measure_inside() -> None:
-    """Import and decoding in turns in this process, the least CPU time of each."""
+    """Alternate import and decoding in this process, and print the least CPU time of each."""
     import orjson
 
     from pairwright.engines.blas_threads import without_blas_threads

@@ -1,11 +1,11 @@
-"""The law of masks on every template of folders: what is encoded by which rule, refused, or outside the law.
+"""Checks the law of masks on every template of some folders: each turn is encoded by a rule, refused, or a violation.
 
     python -m bench law [FOLDER ...] [--seeds N] [--kinds TEXT] [--list]    a table in Markdown
 
-Each cell is a template and a random conversation (tests/tokens/law_cases.py). An oracle on transformers and jinja2
-alone (tests/tokens/law_oracle.py) says what may be trained after which prompt; our sequences are compared with it.
-A template comes with a real vocabulary to which its control tokens are added, and with the ends of generation that the
-model's generation_config.json has, by hand in `ENDS`.
+Each cell is a template and a random conversation (tests/tokens/law_cases.py). An oracle that uses only
+transformers and jinja2 (tests/tokens/law_oracle.py) determines what may be trained after which prompt; our sequences
+are compared with it. Each template is combined with a real vocabulary to which its control tokens are added, and with
+the stop tokens of the model's generation_config.json, which are copied to `ENDS`.
 """
 
 import argparse
@@ -33,8 +33,8 @@ from pairwright import Message  # noqa: E402
 from pairwright.records.messages import ToolCall  # noqa: E402
 from pairwright.tokens import ChatTokenizer, Refusal, Sequence, encode_turns  # noqa: E402
 
-# Which tokens end a generation: the first row whose first token stands in the template. Written down from the models'
-# generation_config.json; eos is the first.
+# Tokens that end a generation, as in the models' generation_config.json; the first is eos. A template gets the first
+# row whose first token it contains.
 ENDS: tuple[tuple[str, ...], ...] = (
     ("<|return|>", "<|call|>"),
     ("<turn|>", "<|tool_response>"),
@@ -77,14 +77,14 @@ _TAGS = re.compile(r"</?(?:[\w-]+:)?(?:think|tool_call|tool_response)(?::\w+)?>"
 
 @dataclass
 class Cell:
-    """How one conversation went. `rules` has the rule of each turn, or one refusal."""
+    """Result of one conversation. `rules` has the rule of each turn, or one refusal."""
 
     template: str
     kind: str
     seed: int
     rules: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
-    unsure: list[str] = field(default_factory=list)  # what we say is witnessed, and the oracle finds no witness for
+    unsure: list[str] = field(default_factory=list)  # claimed as witnessed by us, without a witness found by the oracle
 
     @property
     def outcome(self) -> str:
@@ -92,7 +92,7 @@ class Cell:
 
 
 def read_source(path: Path) -> str:
-    """A template, from its file or from tokenizer_config.json."""
+    """Read a template from its file or from tokenizer_config.json."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".json":
         template = json.loads(text).get("chat_template") or ""
@@ -105,12 +105,12 @@ def read_source(path: Path) -> str:
 
 @lru_cache(maxsize=2)
 def load_vocabulary(folder: Path) -> Tokenizer:
-    """One vocabulary for all templates. It collects their control tokens; those of another template are in no text."""
+    """Return one vocabulary for all templates. It accumulates control tokens; no text has those of other templates."""
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
 def build_model(source: str, folder: Path, variables: dict[str, Any] | None = None) -> law_oracle.Model:
-    """The oracle's model: the control tokens are those that the template and its renders have."""
+    """Return the oracle's model; its control tokens are those in the template and its renders."""
     row = next((row for row in ENDS if row[0] in source), None)
     if row is None and "eos_token" not in source:
         row = next((row for row in ENDS if any(token in source for token in row)), None)
@@ -134,7 +134,7 @@ def build_model(source: str, folder: Path, variables: dict[str, Any] | None = No
 def build_tokenizer(model: law_oracle.Model, folder: Path) -> ChatTokenizer:
     backend = load_vocabulary(folder)
     for token in model.controls:
-        # Tags around thoughts and calls are tokens, but not special, as real vocabularies have them.
+        # As in real vocabularies, tags around reasoning and calls are added tokens, but not special.
         backend.add_tokens([AddedToken(token, special=_TAGS.fullmatch(token) is None, normalized=False)])
     return ChatTokenizer(
         backend,
@@ -245,7 +245,7 @@ def check_sequences(
 def check_turn(
     model: law_oracle.Model, verdict: law_oracle.Verdict, message: dict[str, Any], context: str, trained: str
 ) -> tuple[str, str, int]:
-    """The rule by which a turn was encoded, what is wrong with it, and which of two forms it has."""
+    """Return the rule by which a turn was encoded, its faults, and which of two forms it has."""
     got = (
         f"got {context[len(verdict.prompt) :] if context.startswith(verdict.prompt) else context[-80:]!r} | {trained!r}"
     )
@@ -255,7 +255,7 @@ def check_turn(
             continue
         if not closing:
             is_right = context == verdict.prompt
-        else:  # white space after a closed thought may be trained or not
+        else:  # white space after the end of reasoning may be trained or not
             extra = context[len(verdict.prompt) :]
             is_right = extra.startswith(text[:closing]) and not extra[closing:].strip()
         if is_right:
@@ -276,7 +276,7 @@ def check_turn(
 def try_folder(
     folders: list[Path], vocabulary: Path, seeds: int, kinds: list[str], *, step: int = 1, sets_mode: bool = False
 ) -> list[Cell]:
-    """Every cell of every template below these folders; equal templates once."""
+    """Try every cell of every template below these folders; equal templates once."""
     cells = []
     seen: set[str] = set()
     patterns = ("*.jinja", "*tokenizer_config.json")
@@ -287,7 +287,7 @@ def try_folder(
             source = read_source(path)
             if not source.strip() or source in seen or "messages" not in law_oracle.read_names(source):
                 continue
-        except Exception as error:  # what others have in such a file may be anything
+        except Exception as error:  # such a file may have any content
             print(f"{path.name}: not read: {type(error).__name__}: {str(error)[:100]}", file=sys.stderr)
             continue
         seen.add(source)

@@ -1,4 +1,4 @@
-"""Measuring on a shared machine: CPU seconds, best of several, ours and theirs in turns; peak memory of a child."""
+"""Measurements for a shared machine: the least CPU time of several alternating rounds; figures of a child process."""
 
 import gc
 import json
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def best_cpu(*functions: Callable[[], Any], rounds: int = 5) -> list[float]:
-    """The least CPU seconds of each function; they take turns, so that noise meets all of them alike."""
+    """Return the least CPU seconds of each function. They alternate, so that noise affects all of them equally."""
     best = [float("inf")] * len(functions)
     for _ in range(rounds):
         for number, function in enumerate(functions):
@@ -23,7 +23,7 @@ def best_cpu(*functions: Callable[[], Any], rounds: int = 5) -> list[float]:
 
 
 def best_wall(*functions: Callable[[], Any], rounds: int = 5) -> list[float]:
-    """The least wall-clock seconds of each function, for what waits on the disk."""
+    """Return the least wall-clock seconds of each function, for functions that wait for the disk."""
     best = [float("inf")] * len(functions)
     for _ in range(rounds):
         for number, function in enumerate(functions):
@@ -34,7 +34,7 @@ def best_wall(*functions: Callable[[], Any], rounds: int = 5) -> list[float]:
 
 
 def in_child(code: str, *arguments: str) -> dict[str, Any]:
-    """Run code in a process of its own: what it prints last as JSON, with its CPU seconds and peak memory in MB."""
+    """Run code in a child process; returns the JSON of its last line, with `cpu_seconds` of the process."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -44,6 +44,10 @@ def in_child(code: str, *arguments: str) -> dict[str, Any]:
 
 
 def row(what: str, ours: float, theirs: float, unit: str, target: str, *, higher_is_better: bool = True) -> str:
-    """A line of docs/benchmarks.md: ours, theirs, the ratio, the target."""
+    """Format a row of docs/benchmarks.md. The ratio is theirs / ours, or ours / theirs without `higher_is_better`.
+
+    >>> row("decode", 2.0, 5.0, "s", "≥ 2×")
+    '| decode | 2 s | 5 s | **2.50×** | ≥ 2× |'
+    """
     ratio = theirs / ours if higher_is_better else ours / theirs
     return f"| {what} | {ours:.4g} {unit} | {theirs:.4g} {unit} | **{ratio:.2f}×** | {target} |"

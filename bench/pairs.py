@@ -1,17 +1,17 @@
 """Pairs against NAT's trajectory builder, NeMo Gym's transform script, and growing numbers of candidates.
 
     BENCH_NAT_PYTHON   the interpreter of an environment with nvidia-nat-nemo-customizer (its own code is run)
-    BENCH_GYM_SCRIPT   the script `transform_gym_to_dpo.py` of NeMo Gym's guide to DPO, as published; its one key that
-                       today's rollouts do not have is replaced, since it would give no pairs otherwise
-    BENCH_CANDIDATES   the numbers of candidates of the last table, with commas
+    BENCH_GYM_SCRIPT   the script `transform_gym_to_dpo.py` of NeMo Gym's guide to DPO, as published; one key that
+                       current rollouts lack is replaced, since the script would find no pairs otherwise
+    BENCH_CANDIDATES   the numbers of candidates in the last table, separated by commas
 
-Each side runs in a process of its own, in turns, and the best of each counts. Work is CPU seconds from recorded
-candidates to the JSON lines; what Python imports is left out on both sides. Memory is the peak of the whole process. A
-peer that is not there is left out, and the table says so.
+The sides alternate, each in a separate process, and the best round of each counts. Work is CPU seconds from recorded
+candidates to JSON lines, without Python imports. Memory is the peak of the whole process. A peer that is not installed
+is skipped, and the table says so.
 
-Against NAT there are three ways to begin. Each from its own file: NAT's from what its evaluation wrote, ours from the
-experience table. NAT's already in memory, as when training follows an evaluation in one process: then only ours reads a
-file. Both from NAT's file: then ours imports it first.
+The comparison with NAT has three starting points. First, each side reads its own file: NAT the output of its
+evaluation, ours the experience table. Second, NAT has its data in memory, as in training after an evaluation in the
+same process, and only ours reads a file. Third, both read NAT's file, and ours imports it first.
 """
 
 import json
@@ -144,7 +144,7 @@ def main() -> None:
 
 
 def against_nat(folder: Path) -> None:
-    """60,000 candidates to 150,000 exhaustive pairs."""
+    """Build 150,000 exhaustive pairs from 60,000 candidates."""
     source, nat = folder / "workflow_output.json", os.environ.get("BENCH_NAT_PYTHON")
     _write_steps(source)
     _child(sys.executable, OURS, source, folder / "first", "-", "{}", "fresh")
@@ -171,7 +171,7 @@ def against_nat(folder: Path) -> None:
 
 
 def against_gym(folder: Path) -> None:
-    """Gym rollouts, best against worst and stratified, from file to file."""
+    """Build pairs of Gym rollouts, best against worst and stratified, from file to file."""
     script, source = os.environ.get("BENCH_GYM_SCRIPT"), folder / "rollouts.jsonl"
     write_rollouts(source, NUM_ROLLOUTS)
     print(f"### Pairs: {NUM_ROLLOUTS:,} NeMo Gym rollouts, {source.stat().st_size / 1e6:.0f} MB, file to file\n")
@@ -196,7 +196,7 @@ def against_gym(folder: Path) -> None:
 
 
 def growing() -> None:
-    """Best-worst and the three largest gaps of groups of eight, with 2 GB allowed."""
+    """Build best-worst pairs and the three largest gaps in groups of eight, with a limit of 2 GB."""
     print("### Pairs: growing numbers of candidates, `--memory 2GB`, from the experience table to the pairs table\n")
     print("| candidates | strategy | pairs | CPU | CPU a candidate | wall clock | peak memory |")
     print("|---|---|---|---|---|---|---|")
@@ -214,7 +214,7 @@ def growing() -> None:
 
 
 def _write_steps(path: Path) -> None:
-    """Candidates as NAT records them: TTC_END steps of items."""
+    """Write candidates as NAT records them: TTC_END steps of items."""
     draw, items = random.Random(0), []
     for example in range(NUM_EXAMPLES):
         steps = []

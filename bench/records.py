@@ -1,4 +1,4 @@
-"""Bytes and gathers against Trinity's own functions (trinity-rft, installed without its dependencies).
+"""Serialization and gathering, compared with Trinity's own functions (trinity-rft, installed without dependencies).
 
 20,000 experiences of about 600 tokens with log-probabilities and tool-calling messages.
 """
@@ -32,7 +32,7 @@ WORDS = [
 
 
 def make_rows(num_rows: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Plain data for both sides: tokens, log-probabilities, mask, reward, chat messages."""
+    """Return plain data for both sides: tokens, log-probabilities, mask, reward, chat messages."""
     rng = np.random.default_rng(seed)
 
     def text(num_words: int) -> str:

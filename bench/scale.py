@@ -1,8 +1,8 @@
 """Pairs of 1 M, 3 M and 10 M candidates: this machine alone, and Ray with one and two workers.
 
-`python -m bench.scale [MILLIONS ...]`. Each run is a process of its own that is watched while it works: CPU seconds and
-peak memory of the command and of its workers, bytes that went through files and through the object store. Tables are
-kept in BENCH_FOLDER (by default a temporary folder) for the next time.
+`python -m bench.scale [MILLIONS ...]`. Each run is a separate process, of which CPU seconds and peak memory
+(including its workers) and the bytes written to files and to the object store are measured. Tables are kept in
+BENCH_FOLDER (by default a temporary folder) and reused.
 """
 
 import json
@@ -67,7 +67,7 @@ def _measured(table: Path, output: Path, num: int, workers: int) -> str:
 
 
 def one(table: Path, output: Path, workers: int) -> dict[str, Any]:
-    """Build the pairs of a table in this process; what it took."""
+    """Build the pairs of a table in this process; returns its figures."""
     begin = time.perf_counter()
     options = PairOptions(strategy="best-worst", validation=0.1, memory_megabytes=MEMORY_MEGABYTES)
     with open_ray(EngineConfig(name="ray", workers=workers)) if workers else nullcontext() as engine:
@@ -90,7 +90,7 @@ def one(table: Path, output: Path, workers: int) -> dict[str, Any]:
 
 
 class _Counting:
-    """An engine that adds up the bytes that its workers return."""
+    """An engine that counts the bytes that its workers return."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -114,7 +114,7 @@ def _num_bytes(found: Any) -> int:
 
 
 class _Watch:
-    """Looks at the workers below this process, and at the files of the build, a few times a second."""
+    """Samples the memory of the workers and the files of the build a few times per second."""
 
     def __init__(self, output: Path) -> None:
         self._output = output

@@ -1,4 +1,4 @@
-"""`python -m bench scoring`: runs scored by programs, in CPU seconds; and by a judge with 200 requests in flight."""
+"""`python -m bench scoring`: scores runs with programs (CPU seconds), and with a judge (200 requests in flight)."""
 
 import asyncio
 import json
@@ -58,7 +58,7 @@ def measure_programs() -> None:
 
 
 def serve(port: Any) -> None:
-    """A judge that answers every question after 50 ms."""
+    """Serve a judge that answers every question after 50 ms."""
     message = {"role": "assistant", "content": '{"reason": "so it is", "score": 7}'}
     content = json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}).encode()
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(content)
@@ -84,7 +84,7 @@ def serve(port: Any) -> None:
 
 
 def judge_runs(folder: str, rubric: str) -> None:
-    """In a process of its own, so that the peak is of the scoring alone."""
+    """Score in a separate process, so that its peak memory is that of scoring only."""
     start = time.process_time()
     summary = pw.score(folder, rubric, max_concurrency=NUM_IN_FLIGHT)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

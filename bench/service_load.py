@@ -130,7 +130,7 @@ def make_job(number: int, state: str) -> dict[str, Any]:
 
 
 def measure_lists(context: Context) -> list[tuple[str, float]]:
-    """CPU time of whole requests, in this process, in all its threads."""
+    """Print the CPU time of complete requests in this process, including all threads."""
     from fastapi.testclient import TestClient
 
     from pairwright.service.api.app import create_app
@@ -147,19 +147,19 @@ def measure_lists(context: Context) -> list[tuple[str, float]]:
                 answer = client.get(path, params=params)
                 times.append(time.process_time() - started)
                 assert answer.status_code == 200, answer.text
-            # The first one fills caches.
+            # The first request fills caches.
             results.append((what, 1000 * sorted(times[1:])[ROUNDS // 2]))
     return results
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of a process: user and system, in ticks, are fields 14 and 15 of its stat file."""
+    """Return the CPU time of a process: fields 14 (user) and 15 (system) of its stat file, in ticks."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def measure_status(settings: Settings, identities: list[str]) -> None:
-    """Status of jobs, asked by many clients at once of a server process."""
+    """Let many clients poll the status of jobs at a server process."""
     command = [sys.executable, "-m", "pairwright.cli", "serve", "jobs", "--data", str(settings.data), "--port", "0"]
     server = subprocess.Popen(
         [*command, "--max-running", "0"], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -173,7 +173,7 @@ async def measure_status(settings: Settings, identities: list[str]) -> None:
         deadline = time.monotonic() + SECONDS
 
         async def poll(number: int) -> None:
-            # Each asks once a second, as a client that waits for its job does, on a connection of its own.
+            # Each client has its own connection and polls once per second, as clients that wait for a job do.
             await asyncio.sleep(number / NUM_CLIENTS)
             reader, writer = await asyncio.open_connection(address.hostname, address.port)
             path = f"/v1/customization/jobs/{identities[number]}/status"

@@ -1,4 +1,4 @@
-"""The model server at 1, 16 and 64 streams, beside `transformers serve` with continuous batching (`bench.generate`)."""
+"""The model server at 1, 16 and 64 streams, compared with `transformers serve` with continuous batching."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ def compare_servers(model: str) -> None:
             server = subprocess.Popen(commands[name], env=environment, stdout=subprocess.DEVNULL, stderr=log)
             try:
                 _wait(port, server, log)
-                asyncio.run(_load(port, model, 1, shift=900))  # warm
+                asyncio.run(_load(port, model, 1, shift=900))  # warm-up
                 figures[name] = {}
                 for streams in (1, 16, 64):
                     before = _cpu_seconds(server.pid)
@@ -67,7 +67,7 @@ def _wait(port: int, server: subprocess.Popen[bytes], log: IO[bytes]) -> None:
 
 
 async def _load(port: int, model: str, streams: int, *, shift: int) -> int:
-    """Stream one answer to each client at a time; returns the tokens of all."""
+    """Stream answers, one at a time per client; returns the total number of tokens."""
     import httpx
 
     async with httpx.AsyncClient(timeout=1200, limits=httpx.Limits(max_connections=None)) as client:
@@ -91,12 +91,12 @@ async def _stream(client: Any, port: int, body: dict[str, Any]) -> int:
         async for line in answer.aiter_lines():
             if line.startswith("data: {"):
                 choices = json.loads(line[6:]).get("choices") or [{}]
-                # a chunk with text is one token, on both sides
+                # on both sides, a chunk with text is one token
                 count += bool((choices[0].get("delta") or {}).get("content"))
     return count
 
 
 def _cpu_seconds(pid: int) -> float:
-    """CPU seconds of a process, with all of its threads."""
+    """Return the CPU seconds of a process, including all threads."""
     values = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
     return (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")

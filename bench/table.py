@@ -1,4 +1,4 @@
-"""The table against the limit: appends against a bare file with a sync a batch, scans against bare Polars."""
+"""The table compared with lower bounds: appends with a plain file synced per batch, scans with plain Polars."""
 
 import os
 import tempfile

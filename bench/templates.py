@@ -1,11 +1,11 @@
-"""Templates by cases: what is exact as one sequence, exact by turn, and refused, for every template of a folder.
+"""Chat templates by case: exact as one sequence, exact with a sequence per turn, or refused.
 
-    python -m bench templates [FOLDER]    a table in Markdown; the folder of shared templates where none is named
+    python -m bench templates [FOLDER]    a table in Markdown, by default of the shared templates
 
-A template comes without a tokenizer: it is combined with a real one whose special tokens are extended by the control
-tokens that the template writes. Every sequence is checked against transformers' own render: the prompt before each
-trained turn is what `apply_chat_template` gives with the generation prompt, and what is trained ends with a stop token
-and holds the text of the turn. A refusal is marked `theirs` where transformers refuses the conversation as well.
+Templates have no tokenizer of their own: each is combined with a real tokenizer to which the control tokens of the
+template are added. Every sequence is compared with renders of transformers: the prompt before each trained turn equals
+`apply_chat_template` with the generation prompt, and the trained tokens contain the text of the turn and end with a
+stop token. A refusal is marked `theirs` if transformers also refuses the conversation.
 """
 
 import copy
@@ -26,27 +26,27 @@ from pairwright.tokens import ChatTokenizer, EncodeOptions, Refusal, Sequence, e
 from pairwright.tokens.template.render import Template
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
-# Names in pointed or square brackets, with bars or without.
+# Names in angle or square brackets, with or without bars.
 _CONTROL = re.compile(
     r"<\|[^<>|\s]{1,40}\|>|<｜[^<>｜\s]{1,40}｜>|<\|[a-z_]{1,30}>|<[a-z_]{1,30}\|>|\[/?[A-Z_]{2,30}\]|\]~!?b\[|\]~b\]|\[e~\["
     r"|<SPECIAL_\d+>|<_[a-z_]{1,30}>|<seed:\w+>|<(?:sep|eos|bos)>|</?(?:[\w-]+:)?(?:think|tool_call|tool_response|start_of_turn|end_of_turn|end_of_utterance|s)(?::\w+)?>"
 )
 _TAGS = re.compile(r"</?(?:[\w-]+:)?(?:think|tool_call|tool_response)(?::\w+)?>")
 CASES = ("chat", "agent")
-_ARGUMENT = "Paris"  # of the call
+_ARGUMENT = "Paris"  # of the tool call
 Chat = list[dict[str, Any]]
 Tools = list[dict[str, Any]] | None
 
 
 class Outcome(NamedTuple):
-    """`kind`: one, turns, theirs, no_reasoning, refused, or wrong; `detail` says why, or in how many sequences."""
+    """`kind`: one, turns, theirs, no_reasoning, refused, or wrong; `detail`: the reason, or the number of sequences."""
 
     kind: str
     detail: str
 
 
 def build_case(name: str, *, reasoning: bool) -> tuple[Chat, Tools]:
-    """A plain chat of two exchanges, or an agent's run: text with a call, its result, an answer, one exchange more."""
+    """Return a chat of two exchanges, or an agent's run: text with a call, its result, an answer, another exchange."""
 
     def turn(content: str, thought: str, **fields: Any) -> dict[str, Any]:
         extra = {"reasoning_content": thought} if reasoning else {}
@@ -78,8 +78,8 @@ def build_case(name: str, *, reasoning: bool) -> tuple[Chat, Tools]:
 
 
 def render_theirs(source: str, chat: Chat, tools: Tools, variables: dict[str, Any], *, prompt: bool = False) -> str:
-    """The render of transformers; arguments of calls as JSON text, content as parts, reasoning under another key, where
-    it takes no others."""
+    """Render with transformers. If the template requires it, call arguments are JSON text, content is a list of parts,
+    or reasoning has another key."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     if _reads_reasoning(source):
@@ -95,14 +95,14 @@ def render_theirs(source: str, chat: Chat, tools: Tools, variables: dict[str, An
         text = render(chat)
     except TypeError:
         return render(_with_text_arguments(chat))
-    except UndefinedError:  # it reads the parts of a content
+    except UndefinedError:  # the template expects content as a list of parts
         return render(_with_parts(chat))
     return text if "Hi there" in text or "Weather in Paris" in text else render(_with_parts(chat))
 
 
 @lru_cache
 def _reads_reasoning(source: str) -> bool:
-    """Whether the template shows a thought that is named `reasoning`, and none that is named `reasoning_content`."""
+    """Return whether the template renders the key `reasoning` but not `reasoning_content`."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     shown = []
@@ -131,7 +131,7 @@ def _with_parts(chat: Chat) -> Chat:
 
 
 def build_tokenizer(source: str, folder: Path, variables: dict[str, Any] | None = None) -> ChatTokenizer:
-    """A real tokenizer with the control tokens that a template writes."""
+    """Return a real tokenizer with the control tokens of a template."""
     backend, special = _load(folder)
     template = Template(source, variables=special)
     texts = [source]
@@ -140,33 +140,33 @@ def build_tokenizer(source: str, folder: Path, variables: dict[str, Any] | None 
             try:
                 texts.append(template.text(*build_case(name, reasoning=reasoning)))
             except ValueError:
-                continue  # a conversation that the template refuses
+                continue  # the template refuses this conversation
     tokens = sorted({token for text in texts for token in _CONTROL.findall(text)})
-    # Tags around thoughts and calls are tokens, but not special, as real vocabularies have them.
+    # As in real vocabularies, tags around reasoning and calls are added tokens, but not special.
     for token in tokens:
         is_special = _TAGS.fullmatch(token) is None
         backend.add_tokens([AddedToken(token, special=is_special, normalized=False)])
-    # The renders of transformers print the time of now.
+    # transformers renders the current time.
     return ChatTokenizer(backend, source, special_tokens=special, variables=variables, clock=datetime.now)
 
 
 @lru_cache(maxsize=1)
 def _load(folder: Path) -> tuple[Tokenizer, dict[str, str]]:
-    """One tokenizer for all templates, since loading it takes longer than a template. It collects their control tokens;
-    those of another template are in no text, or this template has them as well."""
+    """Return one tokenizer for all templates, since loading it takes longer than a template. It accumulates control
+    tokens; those of other templates do not occur in the texts, or this template has them as well."""
     base = ChatTokenizer.from_folder(folder)
     return base.backend, {"bos_token": "<|endoftext|>", **base.special_tokens}
 
 
 def try_case(tokenizer: ChatTokenizer, source: str, name: str, *, reasoning: bool) -> Outcome:
-    """Encode one case and check every sequence of it."""
+    """Encode one case and check every sequence."""
     chat, tools = build_case(name, reasoning=reasoning)
     try:
         sequences = encode_turns(tokenizer, chat, tools, options=EncodeOptions(allow_dropped=True))
     except Refusal as refusal:
         if refusal.reason == "template_error" and _is_refused_by_theirs(source, chat, tools, tokenizer.variables):
             return Outcome("theirs", refusal.detail)
-        # A prompt that opens a thought, and a record that has none: refused by the law unless the user closes it.
+        # The prompt opens reasoning and the record has none: a refusal, unless the user closes the reasoning.
         return Outcome("no_reasoning" if refusal.reason == "no_reasoning" else "refused", str(refusal))
     for sequence in sequences:
         fault = find_fault(tokenizer, source, chat, tools, sequence)
@@ -178,7 +178,7 @@ def try_case(tokenizer: ChatTokenizer, source: str, name: str, *, reasoning: boo
 
 
 def find_fault(tokenizer: ChatTokenizer, source: str, chat: Chat, tools: Tools, sequence: Sequence) -> str:
-    """What is wrong with a sequence by transformers' render of the prompts before its turns, or ""."""
+    """Compare a sequence with renders of transformers. Returns the first difference, or ""."""
     for turn in sorted(set(sequence.message_index[sequence.mask].tolist())):
         positions = [
             number
@@ -188,7 +188,7 @@ def find_fault(tokenizer: ChatTokenizer, source: str, chat: Chat, tools: Tools, 
         variables = {**tokenizer.variables, **sequence.report.mode}
         prompt = render_theirs(source, chat[:turn], tools, variables, prompt=True)
         context = tokenizer.decode(sequence.ids[: positions[0]])
-        # A thought that the template closes after the prompt is not trained.
+        # Tokens that close the reasoning after the prompt are not trained.
         if not (context.startswith(prompt) if sequence.report.added_tokens else context == prompt):
             return f"message {turn}: the prompt is not what inference is given"
         trained = tokenizer.decode(sequence.ids[positions[0] : positions[-1] + 1])
@@ -209,7 +209,7 @@ def find_fault(tokenizer: ChatTokenizer, source: str, chat: Chat, tools: Tools, 
 
 
 def _cut_at_special(tokenizer: ChatTokenizer, text: str) -> str:
-    """The text up to its first special token: what closes a call."""
+    """Return the text up to its first special token, which closes a call."""
     ends = [text.find(token) for token in tokenizer.special if token in text]
     return text[: min(ends, default=len(text))].rstrip()
 
@@ -226,7 +226,7 @@ def _is_refused_by_theirs(source: str, chat: Chat, tools: Tools, variables: dict
 
 
 def try_template(path: Path, folder: Path) -> dict[tuple[str, bool], Outcome]:
-    """Every case of one template."""
+    """Return the outcome of every case of one template."""
     source = path.read_text(encoding="utf-8")
     tokenizer = build_tokenizer(source, folder)
     return {

@@ -1,11 +1,11 @@
 """Exactness and speed of tokens/.
 
-    python bench/tokens.py table    families x cases: exact (and of these, where the template drops text, which the
-                                    report says), exact as one sequence per turn, refused (and why)
-    python bench/tokens.py speed    cost against raw encoding of the same text, at 2, 20 and 200 turns
-    python bench/tokens.py turns    one sequence a turn against one encoding of the text, at 50, 100 and 200 turns
+    python bench/tokens.py table    families x cases: exact (with the text that the template drops, if any), exact as
+                                    one sequence per turn, or refused (with the reason)
+    python bench/tokens.py speed    cost relative to encoding the same text only, at 2, 20 and 200 turns
+    python bench/tokens.py turns    one sequence per turn against one encoding of the text, at 50, 100 and 200 turns
     python bench/tokens.py prefixes against re-rendering every prefix, at 200 turns
-    python bench/tokens.py trl      against TRL's DPO tokenisation of the same preference data (needs trl)
+    python bench/tokens.py trl      against TRL's DPO tokenization of the same preference data (needs trl)
     python bench/tokens.py cores    a file of conversations on one and on two processes
     python bench/tokens.py read     cached pairs in random order, against datasets
 
@@ -52,7 +52,7 @@ from pairwright.tokens.encode import prepare_chat  # noqa: E402
 
 
 def text(size: int, random_source: random.Random) -> str:
-    """Prose and code of about `size` words, taken from our own source."""
+    """Return prose and code of about `size` words from our own source."""
     words = _words()
     start = random_source.randrange(len(words) - size)
     return " ".join(words[start : start + size]) + f" {random_source.randrange(10**6)}"
@@ -71,7 +71,7 @@ def chat(turns: int, seed: int) -> list[dict[str, Any]]:
 
 
 def agent(turns: int, seed: int) -> list[dict[str, Any]]:
-    """A long run: a call with a thought and its result, each a message."""
+    """Return a long run of calls with reasoning and their results."""
     source = random.Random(seed)
     steps = (
         (assistant(text(15, source), calls=[call(n, {"query": text(15, source)})]), tool(text(80, source), n))
@@ -114,12 +114,12 @@ def table() -> None:
 
 
 def add_up_least(functions: Sequence[Callable[[Any], Any]], items: list[Any], rounds: int = 9) -> list[float]:
-    """CPU seconds of each function over all items: the least of each item, added up. Single items are short, so that
-    some rounds meet no other process."""
+    """Return the CPU seconds of each function, summed over the least of each item. Single items are short, so some
+    rounds are not disturbed by other processes."""
     least = [[float("inf")] * len(items) for _ in functions]
     for _ in range(rounds):
         for best, function in zip(least, functions, strict=True):
-            results = []  # kept, as a stage keeps them
+            results = []  # kept alive, as in the tokens stage
             for number, item in enumerate(items):
                 start = time.process_time()
                 results.append(function(item))
@@ -128,11 +128,11 @@ def add_up_least(functions: Sequence[Callable[[Any], Any]], items: list[Any], ro
 
 
 def speed(name: str) -> None:
-    """Ours against the encoding of the same text alone, with offsets, as masks need them: by default and with
-    `verify: all`, and against the encoding without offsets."""
+    """Compare ours, by default and with `verify: all`, with encoding the same text with offsets (which masks need) and
+    without."""
     tokenizer = real_tokenizer(name)
     backend = tokenizer.backend
-    # Llama 3.1 shows no text beside a call.
+    # Llama 3.1 does not render text beside a call.
     quick, every = EncodeOptions(allow_dropped=True), EncodeOptions(allow_dropped=True, verify="all")
     for kind in (chat, agent):
         for turns in (2, 20, 200):
@@ -158,12 +158,12 @@ BY_TURN = ("Qwen-QwQ-32B", "trl-deepseek_r1_distill", "GLM-4.7-Flash", "google-g
 
 
 def turns(name: str) -> None:
-    """Runs of calls through templates that give one sequence a turn, against one encoding of the whole text."""
+    """Compare runs of calls with templates that give one sequence per turn with one encoding of the whole text."""
     for template in BY_TURN:
         source = (SHARED.parent / "templates" / f"{template}.jinja").read_text(encoding="utf-8")
         tokenizer = build_tokenizer(source, SHARED / name)
-        # GLM gives one sequence a turn where there is no reasoning.
-        for seed in (1, 2):  # other runs, from which the template is learnt
+        # GLM gives one sequence per turn if there is no reasoning.
+        for seed in (1, 2):  # a warm-up with other runs fills the caches of the template
             encode_turns(
                 tokenizer,
                 thoughtful(400, seed, thinks=template != "GLM-4.7-Flash"),
@@ -188,7 +188,7 @@ def turns(name: str) -> None:
 
 
 def thoughtful(turns: int, seed: int, *, thinks: bool) -> list[dict[str, Any]]:
-    """A long run in which every turn has reasoning, or none has."""
+    """Return a long run in which all turns have reasoning, or none."""
     words = random.Random(seed + 1)
     messages = agent(turns, seed)
     if not thinks:
@@ -197,7 +197,7 @@ def thoughtful(turns: int, seed: int, *, thinks: bool) -> list[dict[str, Any]]:
 
 
 def by_prefixes(tokenizer: ChatTokenizer, messages: list[dict[str, Any]]) -> list[bool]:
-    """The usual way: render and encode every prefix, and take what each turn adds."""
+    """Render and encode every prefix, and take the tokens that each turn adds: the usual method."""
     renderer = tokenizer.renderer(None)
     ids = tokenizer.backend.encode(renderer.text(messages), add_special_tokens=False).ids
     mask = [False] * len(ids)
@@ -224,7 +224,7 @@ def prefixes(name: str) -> None:
 
 
 def trl(name: str) -> None:
-    """The same pairs through the preparation of TRL's DPOTrainer, itself, and through ours."""
+    """Prepare the same pairs with TRL's DPOTrainer and with ours."""
     import datasets
     import transformers
     from trl import DPOTrainer
@@ -278,7 +278,7 @@ def cores(name: str) -> None:
 
 
 def read(name: str) -> None:
-    """Cached pairs in random order, ours and datasets with the same arrays, each in a process of its own."""
+    """Read cached pairs in random order, from our cache and from `datasets`, each in a separate process."""
     from pairwright.config import TokensConfig
     from pairwright.tokens.stage.stage import encode_source
 
@@ -294,7 +294,7 @@ def read(name: str) -> None:
         ]  # fmt: skip
         write_pairs(Path(folder) / "pairs", [pairs_to_batch(pairs)])
         encode_source(Path(folder) / "pairs", Path(folder) / "tokens", TokensConfig(tokenizer=str(SHARED / name)))
-        in_child(READ_OURS, folder)  # makes the mapped file
+        in_child(READ_OURS, folder)  # the first run creates the memory-mapped file
         ours, theirs = in_child(READ_OURS, folder), in_child(READ_THEIRS, folder)
     for who, found in (("ours", ours), ("datasets", theirs)):
         print(f"{who}: {found['microseconds']:.0f} us CPU a pair, peak memory {found['megabytes']:.0f} MB")

@@ -1,4 +1,4 @@
-"""Files of made-up traces in the formats that are imported most, for measuring; the same from each seed."""
+"""Files of synthetic traces in the most common formats, for measurements; deterministic for a seed."""
 
 import json
 import random
@@ -23,7 +23,7 @@ def _text(draw: random.Random, num_words: int) -> str:
 
 
 def write_rollouts(path: Path, num_rollouts: int, *, has_tokens: bool = False) -> None:
-    """Rollouts as NeMo Gym writes them, eight a task, with two calls each; `has_tokens` adds the recorded ids."""
+    """Write rollouts in the layout of NeMo Gym, eight per task, with two calls each; `has_tokens` adds recorded ids."""
     draw = random.Random(0)
     tools = [{"name": f"tool_{n}", "parameters": _PARAMETERS, "strict": False, "type": "function"} for n in range(2)]
     with open(path, "w", encoding="utf-8") as file:
@@ -58,7 +58,7 @@ def write_rollouts(path: Path, num_rollouts: int, *, has_tokens: bool = False) -
 
 
 def _add_token_ids(output: list[dict[str, Any]], draw: random.Random) -> None:
-    """Each item of the model records its whole prompt, so ids repeat from item to item."""
+    """Add recorded ids; each item of the model has the ids of its whole prompt, including earlier items."""
     ids = [draw.randrange(150_000) for _ in range(200)]
     for item in output:
         if item["type"] == "function_call_output":
@@ -75,7 +75,7 @@ def write_rollouts_with_tokens(path: Path, num_records: int) -> None:
 
 
 def write_chats(path: Path, num_records: int) -> None:
-    """OpenAI chat rows with tools, two calls and a score each."""
+    """Write OpenAI chat rows with tools, two calls and a score each."""
     draw = random.Random(1)
     tools = [{"type": "function", "function": {"name": f"tool_{n}", "parameters": _PARAMETERS}} for n in range(2)]
     with open(path, "w", encoding="utf-8") as file:
@@ -97,7 +97,7 @@ def write_chats(path: Path, num_records: int) -> None:
 
 
 def write_nat_steps(path: Path, num_records: int) -> None:
-    """NAT's workflow_output.json: items of six turns with four scored candidates each."""
+    """Write NAT's workflow_output.json: items of six turns with four scored candidates each."""
     draw = random.Random(2)
     items: list[dict[str, Any]] = []
     for number in range(max(1, num_records // 24)):
@@ -117,7 +117,7 @@ def write_nat_steps(path: Path, num_records: int) -> None:
 
 
 def write_claude_session(path: Path, num_records: int) -> None:
-    """Claude Code sessions in one file, with two calls each."""
+    """Write Claude Code sessions with two calls each to one file."""
     draw = random.Random(3)
     parent: str | None = None
     session = ""
@@ -150,7 +150,7 @@ def write_claude_session(path: Path, num_records: int) -> None:
 
 
 def write_langfuse_traces(path: Path, num_records: int) -> None:
-    """Langfuse exports, one a line: two generations with a tool run between them, and a score."""
+    """Write Langfuse exports, one per line: two generations with a tool run between them, and a score."""
     draw = random.Random(4)
     with open(path, "w", encoding="utf-8") as file:
         for number in range(num_records):
@@ -181,7 +181,7 @@ def write_langfuse_traces(path: Path, num_records: int) -> None:
 
 
 def write_codex_sessions(folder: Path, num_sessions: int) -> None:
-    """Sessions of the Codex CLI, a file each: a question, a call, its result, an answer."""
+    """Write sessions of the Codex CLI, one per file: a question, a call, its result, an answer."""
     draw = random.Random(5)
     for number in range(num_sessions):
         time = f"2026-01-01T00:00:{number % 60:02d}Z"
@@ -201,7 +201,7 @@ def write_codex_sessions(folder: Path, num_sessions: int) -> None:
         path.write_text("".join(lines), encoding="utf-8")
 
 
-# The formats that are imported most: the name of each in the table, its file, and how it is written.
+# The most common formats: name in the table -> file name and the function that writes it.
 FORMATS: dict[str, tuple[str, Callable[[Path, int], None]]] = {
     "NeMo Gym with token ids": ("tokens.jsonl", write_rollouts_with_tokens),
     "OpenAI chat": ("chat.jsonl", write_chats),

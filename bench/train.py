@@ -1,10 +1,10 @@
-"""Training against TRL's DPOTrainer: the same model, pairs and batches, in a process each, in turns.
+"""Training compared with TRL's DPOTrainer: the same model, pairs and batches, alternating, each in a separate process.
 
     python bench/train.py [SHAPE ...] [--rounds 2]
 
-Steps per CPU second count everything between the start and the end of training: updates, and what each side does about
-the reference (ours computes it once before the first update, TRL's default is a forward pass of a second model at each
-step; TRL with precomputed reference is measured, too). Peak memory is the process's. Losses are compared step by step.
+Steps per CPU second cover the whole training: updates and reference values. Ours computes the reference once before the
+first update; TRL runs a second model at each step by default, and is also measured with a precomputed reference. Peak
+memory is that of the process. Losses are compared step by step.
 """
 
 import argparse
@@ -29,7 +29,7 @@ NUM_STEPS, NUM_EPOCHS = 4, 3
 
 
 def made_ids(shape: str) -> list[dict[str, list[int]]]:
-    """Pairs of random tokens with lengths spread by a third around the shape's."""
+    """Return pairs of random tokens, with lengths within a third of those of the shape."""
     prompt, completion, batch, *_ = SHAPES[shape]
     random = np.random.default_rng(0)
 

@@ -1,12 +1,12 @@
-"""Training on trees of tokens: sequences that begin alike, against TRL's trainers and against less sharing.
+"""Training on token trees (sequences with common prefixes), compared with TRL's trainers and with less sharing.
 
     python -m bench.trees [SHAPE ...] [--rounds 1] [--scale 1] [--sides ours,trl,level,none]
 
-The same model, sequences, masks and batches in a process each, in turns, one thread. CPU seconds count the updates;
-TRL's GRPOTrainer gets recorded completions in the place of those that it would generate. `level` is our own code with
-one level of sharing, a prompt with its branches: of what a sequence begins with, only the shortest prompt of the batch
-that it begins with is shared. `none` shares nothing. `--scale` makes all texts so many times longer. The limit is how
-many times fewer tokens there are when each distinct one is counted once; tokens of TRL are counted without padding.
+All sides train the same model on the same sequences, masks and batches, alternating, each in a separate process with
+one thread. CPU seconds cover the updates; TRL's GRPOTrainer gets recorded completions instead of generating them.
+`level` is our code with one level of sharing: a sequence shares only the shortest prompt of the batch that is its
+prefix. `none` shares nothing. `--scale` multiplies the length of all texts. The limit is the ratio of all tokens to
+distinct ones (equal prefixes counted once); tokens of TRL are counted without padding.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import numpy as np
 
 from bench.train import make_model
 
-# channel, sequences of a batch, at once in memory (sequences of TRL, tokens of ours), aims: times fewer tokens, memory
+# channel, sequences per batch, micro-batch (TRL: sequences, ours: tokens), targets: ratio of tokens, ratio of memory
 SHAPES = {
     "20 turns, a sequence each": ("sft", 20, 4, 8192, 5.0, None),
     "groups of 8, prompt 1,000": ("grpo", 16, 8, 4096, 3.0, None),
@@ -40,7 +40,7 @@ TEMPLATE = (
 
 
 def make_runs(shape: str, scale: float) -> list[Any]:
-    """Runs of random words: experiences in the order of their tasks."""
+    """Return runs of random words as experiences, ordered by task."""
     from pairwright.records.experience import EID, Experience
     from pairwright.records.messages import Message
 
@@ -72,7 +72,7 @@ def make_runs(shape: str, scale: float) -> list[Any]:
         return [
             make(task, run, prompts[task], [say("assistant", spread(100))]) for task in range(4) for run in range(8)
         ]
-    # Every turn of the first six parts in two.
+    # Each of the first six turns branches into two: 64 runs.
     prompt, paths = [say("system", 300), say("user", 100)], [[say("assistant", 20)], [say("assistant", 20)]]
     for number in range(7):
         observed = [[*path, say("tool", 20)] for path in paths]
@@ -81,7 +81,7 @@ def make_runs(shape: str, scale: float) -> list[Any]:
 
 
 def prepare(folder: Path, shape: str, scale: float) -> None:
-    """The model, the table, and its sequences."""
+    """Create the model, the table, and its sequences."""
     from pairwright.config.sections import TokensConfig
     from pairwright.store.table import Table
     from pairwright.tokens.stage.stage import encode_source
@@ -121,7 +121,7 @@ def measure_ours(folder: Path, shape: str, work: Path) -> dict[str, Any]:
     run_updates = loop.Training.run
 
     def run_timed(self: Any, stop: Any) -> Any:
-        marks.append(time.process_time())  # data and model are ready
+        marks.append(time.process_time())  # data and model are loaded
         return run_updates(self, stop)
 
     loop.Training.run = run_timed  # type: ignore[method-assign]
@@ -133,8 +133,8 @@ def measure_ours(folder: Path, shape: str, work: Path) -> dict[str, Any]:
 
 
 def share_less(side: str) -> None:
-    """Make the trainer share one level only, or nothing, for the rest of this process: tokens that are not to be shared
-    get ids of their own while trees are cut and laid out."""
+    """Make the trainer share only one level, or nothing, for the rest of this process: while trees are cut and laid
+    out, tokens that must not be shared get unique ids."""
     from msgspec.structs import replace
 
     from pairwright.tokens.batch.collate import Tree
@@ -215,18 +215,18 @@ def measure_trl(folder: Path, shape: str, work: Path) -> dict[str, Any]:
 
 
 def make_policy_trainer(folder: Path, items: list[Any], common: Any, words: Any, batch: int) -> Any:
-    """TRL's GRPOTrainer on recorded completions: what it would generate and score is given."""
+    """Create TRL's GRPOTrainer with recorded completions and rewards instead of generating and scoring."""
     import torch
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
     rewards = np.array([run.reward for run in read_runs(folder)])
-    num = 64 if batch == 64 else 8  # runs of a group
+    num = 64 if batch == 64 else 8  # runs per group
     advantages = (rewards.reshape(-1, num) - rewards.reshape(-1, num).mean(1, keepdims=True)).reshape(-1)
 
     class Recorded(GRPOTrainer):
         def _get_train_sampler(self, dataset: Any = None) -> Any:
-            # Runs in their order, in the place of prompts that are repeated; a batch again for each of its parts.
+            # Runs in order instead of repeated prompts; each batch is repeated once per micro-batch.
             batches = [list(range(start, start + batch)) for start in range(0, len(items), batch)]
             return [number for each in batches for _ in range(self.args.steps_per_generation) for number in each]
 
@@ -268,7 +268,7 @@ def read_runs(folder: Path) -> list[Any]:
 
 
 def count_tokens(folder: Path, shape: str) -> tuple[int, int]:
-    """Tokens of all sequences, and distinct ones within each batch."""
+    """Count the tokens of all sequences, and the distinct ones within each batch."""
     from pairwright.tokens.batch.collate import as_tree, count_distinct
 
     items, batch = [as_tree(sequence) for _, sequence in read_items(folder)], SHAPES[shape][1]
@@ -332,7 +332,7 @@ def report(shape: str, rounds: int, scale: float, sides: list[str]) -> None:
     for side, other in best.items():
         if len(ours["steps"]) != len(other["steps"]):
             sys.exit(f"{shape}: {len(ours['steps'])} updates of ours, {len(other['steps'])} of {side}: cannot compare")
-        # The largest difference of loss and of gradient norm, step by step, to the size of the latter.
+        # The largest difference over the steps: of the loss, or of the gradient norm (relative).
         apart = max(
             max(abs(mine[0] - theirs[0]), abs(mine[1] - theirs[1]) / theirs[1])
             for mine, theirs in zip(ours["steps"], other["steps"], strict=True)

@@ -1,8 +1,7 @@
 """`python -m bench.view`: the page over a million experiences, through HTTP; seconds and memory of the server.
 
-Figures are the server's own CPU seconds, and wall-clock seconds beside them; each question is asked for the first time,
-as a person does. `BENCH_ROWS` (1000000) changes the size, `BENCH_TABLE` names a folder that keeps the table and its
-pairs for the next time.
+Figures are CPU seconds of the server, and wall-clock seconds. Each question is asked once, so that no answer is cached.
+`BENCH_ROWS` (1000000) changes the size, `BENCH_TABLE` names a folder that keeps the table and its pairs for later runs.
 """
 
 import json
@@ -20,11 +19,11 @@ from urllib.request import Request, urlopen
 from bench.candidates import write_candidates
 
 NUM_ROWS = int(os.environ.get("BENCH_ROWS", "1000000"))
-NUM_STEPS = 40  # through pairs
+NUM_STEPS = 40  # through the pairs, one by one
 
 
 class Server:
-    """`pairwright view` as a process, and what it costs."""
+    """`pairwright view` in a separate process, with its CPU time and memory."""
 
     def __init__(self, folder: Path) -> None:
         command = [sys.executable, "-m", "pairwright.cli", "view", str(folder), "--port", "0", "--no-open"]
@@ -36,7 +35,7 @@ class Server:
         self._url, self._token = link[1], link[2]
 
     def ask(self, question: str, **asked: Any) -> tuple[Any, float, float]:
-        """The answer, CPU seconds of the server, and seconds on the clock."""
+        """Return the answer, CPU seconds of the server, and wall-clock seconds."""
         cpu, start = self._cpu_seconds(), time.perf_counter()
         request = Request(f"{self._url}/api/{question}?{urlencode(asked, doseq=True)}")
         request.add_header("authorization", f"Bearer {self._token}")
@@ -69,7 +68,7 @@ def main() -> None:
 
 
 def make_tables(folder: Path) -> None:
-    """The experience table and its pairs, unless they are there."""
+    """Create the experience table and its pairs, unless they exist."""
     from pairwright import Table
     from pairwright.pairs import PairOptions, build_pairs
 
@@ -81,7 +80,7 @@ def make_tables(folder: Path) -> None:
 
 def measure(server: Server) -> None:
     table, pairs = "million/experience", "million/pairs"
-    server.ask("library")  # what is loaded with the first request is not part of the figures
+    server.ask("library")  # a first request loads the modules, which is not measured
     print("| question | CPU | clock | target |\n|---|---|---|---|")
 
     def show(what: str, target: str, question: str, **asked: Any) -> Any:
@@ -102,7 +101,7 @@ def measure(server: Server) -> None:
     show("its lineage", "", "experiences.lineage", source=table, uid=row["uid"])
     total = show("first page of pairs", "< 1 s", "pairs.rows", source=pairs, limit=100)["total"]
     for order, asked in (("in the order of the table", {}), ("by gap", {"sort": "-gap"})):
-        # The first of an order sorts; the next ones are what a key press waits for.
+        # The first request of an order sorts the queue; later ones show the delay after a key press.
         server.ask("pairs.pair", source=pairs, position=0, **asked)
         steps = [server.ask("pairs.pair", source=pairs, position=at, **asked)[1:] for at in range(1, NUM_STEPS + 1)]
         cpu, clock = (sorted(step[kind] for step in steps) for kind in (0, 1))

@@ -1,4 +1,4 @@
-"""Fixtures for all tests. Tests that use the shared real data skip, saying so, where it is absent."""
+"""Fixtures for all tests. Tests that use the shared real data are skipped if it is absent."""
 
 import os
 import tracemalloc

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "pairwright"
 FILES = sorted(SOURCE.rglob("*.py"))
 
-# Folder order is data order: a module imports what stands before it here, or its own package.
+# Folder order is data order: a module imports from folders listed before its own, or from its own package.
 ORDER = [
     "errors",
     "interrupts",
@@ -47,7 +47,7 @@ ORDER = [
     "cli",
     "__main__",
 ]
-# The same inside a package: a sub-package imports those of its siblings that stand before it.
+# The same inside a package: a sub-package imports only siblings that are listed before it.
 SUB_ORDER = {
     "sources": ["shapes", "datasets", "rollouts", "agents", "sessions", "frameworks", "tracing"],
     "collection": ["proxy"],
@@ -98,7 +98,7 @@ def imports_of(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if path != SOURCE / "__init__.py"], ids=str)
-def test_a_module_imports_only_what_lies_upstream(path):
+def test_a_module_imports_only_upstream_folders(path):
     own = module_name(path).split(".")[1]
     assert own in ORDER, f"{own} has no place in the order"
     packages = {name.split(".")[1] for name in imports_of(path)}
@@ -146,7 +146,7 @@ def test_no_modules_import_each_other_in_a_circle():
         visit(name, ())
 
 
-def test_a_file_name_stands_once_in_the_tree():
+def test_a_file_name_is_unique_in_the_tree():
     """So that a file can be opened by its name alone."""
     folders = defaultdict(list)
     for path in FILES:

@@ -156,7 +156,7 @@ def test_an_installed_format_takes_part_in_auto(folder, monkeypatch):
 
 
 def test_data_never_loads_code(folder):
-    """A job file that names a backend of its own does not make us import it."""
+    """A backend that is named only by a job file is not imported."""
     from pairwright.jobs import BackendError, Job, JobState, backend_of
 
     (folder / "evil.py").write_text("raise SystemExit('loaded')\n")

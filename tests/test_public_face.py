@@ -16,7 +16,7 @@ from public_files import make_public_files
 
 
 def public_object(name):
-    """What a name stands for; of a package that can be called, the function."""
+    """Return the object of a public name; for a callable package, its function."""
     found = getattr(pw, name)
     return getattr(found, name) if isinstance(found, ModuleType) and callable(found) else found
 

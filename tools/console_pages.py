@@ -1,10 +1,10 @@
-"""Run the console examples of a page, and compare or write what they print.
+"""Run the console examples of a page, and compare or write their output.
 
     python -m tools.console_pages docs/tutorials/first-pairs.md [--write]
 
-A block ```` ```console ```` has commands after `$ ` and their output below; a line `...` stands for any lines. A block
-with `title="NAME"` after its language is a file. All commands of a page run in one shell, in a folder that has nothing
-but `examples`, and must end with exit code 0. White space is not compared, so that columns may be aligned.
+A block ```` ```console ```` has commands after `$ ` and their output below; a line `...` matches any lines. A block
+with `title="NAME"` after its language is a file. All commands of a page run in one shell, in a folder that contains
+only `examples`, and must end with exit code 0. White space is not compared, so that columns may be aligned.
 """
 
 import argparse
@@ -25,7 +25,7 @@ _COMMAND = "$ "
 
 @dataclass(frozen=True)
 class Example:
-    """A command, the output that the page shows, and what it printed."""
+    """A command, the output on the page, and the actual output."""
 
     command: str
     shown: list[str]
@@ -38,7 +38,11 @@ class Example:
 
 
 def is_like(shown: list[str], printed: list[str]) -> bool:
-    """Whether an output is the one that is shown, in which `...` stands for any lines."""
+    """Return whether an output matches the one on the page, in which `...` matches any lines.
+
+    >>> is_like(["first", "..."], ["first", "second", "third"])
+    True
+    """
     pattern = "".join(
         r"(?:[^\n]*\n)*" if line.strip() == "..." else re.escape(" ".join(line.split())) + r"\n" for line in shown
     )
@@ -46,7 +50,11 @@ def is_like(shown: list[str], printed: list[str]) -> bool:
 
 
 def read_console(text: str) -> list[tuple[str, list[str]]]:
-    """Commands of a console block with the lines below each. A command goes on after a backslash."""
+    """Return the commands of a console block with the output lines of each. A backslash continues a command.
+
+    >>> read_console("$ pwd\\n/runs\\n$ true\\n")
+    [('pwd', ['/runs']), ('true', [])]
+    """
     pairs: list[tuple[str, list[str]]] = []
     for line in text.splitlines():
         if line.startswith(_COMMAND):
@@ -59,7 +67,7 @@ def read_console(text: str) -> list[tuple[str, list[str]]]:
 
 
 def run_page(page: Path, folder: Path, *, programs: Path = Path(sys.executable).parent) -> list[Example]:
-    """Write the files of a page into a folder, run its commands there, and give each with its output.
+    """Write the files of a page into a folder, run its commands there, and return them with their output.
 
     programs: The folder of `pairwright` and `python`.
     """
@@ -67,7 +75,7 @@ def run_page(page: Path, folder: Path, *, programs: Path = Path(sys.executable).
     script, commands = ["exec 2>&1"], []
     for language, name, body in _BLOCK.findall(page.read_text(encoding="utf-8")):
         if name:
-            # files are written when their turn comes, so that a page may show a changed one later
+            # files are written in the order of the page, so that a later block may replace a file
             source = folder / f".page-{len(script)}"
             source.write_text(body, encoding="utf-8")
             script.append(f'mkdir -p "$(dirname {name})" && mv {source} {name}')
@@ -84,7 +92,7 @@ def run_page(page: Path, folder: Path, *, programs: Path = Path(sys.executable).
     done = subprocess.run(
         ["bash", "-c", "\n".join(script)], cwd=folder, capture_output=True, text=True, env=environment, check=False
     )
-    # text before the first command, then output and exit code in turns
+    # text before the first command, then alternating output and exit code
     pieces = done.stdout.split(_MARK)[1:]
     examples = []
     for (command, shown), output, code in zip(commands, pieces[::2], pieces[1::2], strict=True):
@@ -93,7 +101,7 @@ def run_page(page: Path, folder: Path, *, programs: Path = Path(sys.executable).
 
 
 def align(lines: list[str]) -> list[str]:
-    """Rows with tabs set in columns, numbers to the right, as a terminal shows them; each table by itself."""
+    """Align rows with tabs in columns, with numbers to the right, as in a terminal; each table separately."""
     result: list[str] = []
     table: list[list[str]] = []
     for line in [*lines, ""]:
@@ -116,7 +124,7 @@ def align(lines: list[str]) -> list[str]:
 
 
 def write_outputs(page: Path, examples: list[Example]) -> None:
-    """Put what was printed below each command, except where the page abbreviates with `...`."""
+    """Write the actual output below each command, except where the page abbreviates with `...`."""
     rest = iter(examples)
 
     def fill(match: re.Match[str]) -> str:

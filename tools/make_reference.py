@@ -1,7 +1,7 @@
 """`make reference`: fill the generated parts of the documentation from the code.
 
-A part stands between `<!-- generated: NAME -->` and `<!-- end -->`, in any page. Names: `commands`, `options COMMAND`,
-`keys SECTION`, `formats`, `columns`. `tests/test_docs.py` fails where a page is older than the code.
+A part is the text between `<!-- generated: NAME -->` and `<!-- end -->`, in any page. The names are `commands`,
+`options COMMAND`, `keys SECTION`, `formats` and `columns`. `tests/test_docs.py` fails if a page is outdated.
 """
 
 import os
@@ -25,7 +25,7 @@ _PART = re.compile(r"(<!-- generated: ([^>]*?) -->\n).*?(<!-- end -->)", re.S)
 
 
 def fill_page(page: Path) -> str:
-    """The text of a page with its generated parts made anew."""
+    """Return the text of a page with regenerated parts."""
     text = page.read_text(encoding="utf-8")
 
     def fill(match: re.Match[str]) -> str:
@@ -36,7 +36,7 @@ def fill_page(page: Path) -> str:
 
 
 def _link_pages(text: str, page: Path) -> str:
-    """Pages that a text names as files, such as docs/how-to/own-data.md, as links."""
+    """Replace file names of pages, such as docs/how-to/own-data.md, by links."""
 
     def link(match: re.Match[str]) -> str:
         path = DOCS / match[1]
@@ -65,7 +65,7 @@ def _make_part(name: str, page: Path) -> Iterator[str]:
 
 
 def list_commands(command: Any = None, name: str = "pairwright") -> Iterator[tuple[str, Any]]:
-    """Every command with its full name, in the order of `--help`."""
+    """Return every command with its full name, in the order of `--help`."""
     command = get_command(app) if command is None else command
     if not hasattr(command, "commands"):
         yield name, command
@@ -90,7 +90,7 @@ def _command_rows(page: Path) -> Iterator[str]:
 
 
 def make_anchor(heading: str) -> str:
-    """The anchor of a heading, as GitHub and our MkDocs settings make it."""
+    """Return the anchor of a heading, as GitHub and our MkDocs settings derive it."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
 
 
@@ -99,7 +99,7 @@ _SHARED = ("--set", "--json")
 
 
 def _option_rows(name: str) -> Iterator[str]:
-    """A table of the command's own options; options of configuration keys are listed with a link to their section."""
+    """Return a table of the command's own options; options of configuration keys are links to their section."""
     command = dict(list_commands())[name]
     options = [
         param
@@ -124,17 +124,17 @@ def _option_rows(name: str) -> Iterator[str]:
 
 
 def _key_of(param: Any) -> str | None:
-    """The configuration key that an option sets, such as `pairs.min_gap`."""
+    """Return the configuration key that an option sets, such as `pairs.min_gap`."""
     return getattr(param, "config_key", None)
 
 
 def _listed_options(options: list[Any]) -> Iterator[str]:
-    """One line for each section whose keys have options, then one for the options that all commands share."""
+    """Return a line for each section whose keys have options, then a line for the options that all commands share."""
     sections: dict[str, list[str]] = {}
     for param in options:
         if (key := _key_of(param)) is not None:
             spelling = f"`{param.opts[0]}`"
-            # a spelling that differs from its key, such as --engine for engine.name
+            # option names that differ from the key, such as --engine for engine.name
             if param.opts[0].removeprefix("--").replace("-", "_") != key.rpartition(".")[2]:
                 spelling += f" (`{key}`)"
             sections.setdefault(key.partition(".")[0] if "." in key else "", []).append(spelling)
@@ -222,7 +222,7 @@ def _column_rows() -> Iterator[str]:
 
 
 def _cell(text: str) -> str:
-    """Text as a cell of a table: one line, with the characters escaped that Markdown would take for its own."""
+    """Format text as a table cell: one line, with the special characters of Markdown escaped."""
     pieces = " ".join(text.split()).replace("|", "\\|").split("`")
     pieces[::2] = [piece.replace("<", "&lt;").replace("*", "\\*") for piece in pieces[::2]]  # not inside `code`
     return "`".join(pieces)

@@ -5,7 +5,7 @@
     python -m tools.picture runs/tools /tmp/pictures                         report and view of a run, light and dark,
                                                                              1280 and 390 pixels wide
 
-Needs Chromium: `CHROMIUM` names it, else `chromium` or Playwright's own is taken.
+Needs Chromium: set `CHROMIUM` to its path; otherwise `chromium` or that of Playwright is used.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
 MAX_BYTES = 200_000
-# Pages of the view: its tab, and what is clicked there
+# Pages of the view: the tab, and the element to click
 PAGES = {
     "runs": ("runs", ""),
     "experiences": ("experiences", ""),
@@ -47,7 +47,7 @@ def open_browser() -> Iterator[Browser]:
 
 
 def write_picture(page: Page, output: Path) -> int:
-    """Write a screenshot with a palette of 64 colours, and give its size in bytes."""
+    """Write a screenshot with a palette of 64 colours; returns its size in bytes."""
     picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB").quantize(64, method=Image.Quantize.MEDIANCUT)
     output.parent.mkdir(parents=True, exist_ok=True)
     picture.save(output, optimize=True)
@@ -58,7 +58,7 @@ def write_picture(page: Page, output: Path) -> int:
 
 @contextmanager
 def serve_view(run: Path) -> Iterator[str]:
-    """`pairwright view` of a run as a process; yields its link."""
+    """Run `pairwright view` of a run in a process; yields its link."""
     command = [sys.executable, "-m", "pairwright", "view", str(run), "--port", "0", "--no-open"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -69,14 +69,14 @@ def serve_view(run: Path) -> Iterator[str]:
 
 
 def show_tab(page: Page, link: str, name: str) -> None:
-    """Open a page of the view, and wait until it is drawn."""
+    """Open a page of the view, and wait until it is rendered."""
     tab, clicked = PAGES[name]
     page.goto(link, wait_until="networkidle")
     page.goto(f"{page.url.partition('#')[0]}#/{tab}")
     page.wait_for_load_state("networkidle")
     if clicked:
         page.locator(clicked).first.click()
-    page.wait_for_timeout(300)  # the bar of a request appears after a moment
+    page.wait_for_timeout(300)  # the progress bar of a request appears with a delay
     page.wait_for_selector(".busy", state="detached")
 
 

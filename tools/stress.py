@@ -2,8 +2,8 @@
 
     python -m tools.stress [--times 30] [--load 8] [TESTS...]
 
-The tests marked `stress` run `--times` times alone and as often beside `--load` busy processes; with `--load 0` only
-alone. Prints the failures of each test after every repetition; exit code 1 if there was any.
+The tests marked `stress` run `--times` times alone, and again `--times` times beside `--load` busy processes (not with
+`--load 0`). Prints the failures of each test after every repetition; exit code 1 if there were any.
 """
 
 import argparse
@@ -18,14 +18,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# Ends with this process, even if that is killed.
+# Code of a busy process, which ends with its parent, even if the parent is killed.
 BUSY = [sys.executable, "-c", "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"]
 TESTS = Path(__file__).parents[1] / "tests"
 
 
 @contextmanager
 def busy_processes(number: int) -> Iterator[None]:
-    """Keep so many processes busy."""
+    """Run a number of busy processes during the block."""
     processes = [subprocess.Popen(BUSY) for _ in range(number)]
     try:
         yield
@@ -54,7 +54,7 @@ def failed_tests(arguments: list[str]) -> list[str]:
 
 
 def repeat(times: int, load: int, arguments: list[str]) -> Counter[str]:
-    """Run the tests so often beside so many busy processes; returns the number of failures of each test."""
+    """Run the tests repeatedly beside busy processes; returns the number of failures of each test."""
     failures: Counter[str] = Counter()
     with busy_processes(load):
         for number in range(1, times + 1):

@@ -1,4 +1,4 @@
-"""What a user meets: the number of commands and groups, of their options, and of configuration keys.
+"""Size of the user interface: the number of commands, groups, options and configuration keys.
 
 python -m tools.surface           the counts
 python -m tools.surface --list    every option with its command
@@ -28,7 +28,7 @@ def list_options(command: Any) -> list[str]:
 
 
 def list_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
-    """The dotted names of the values of a configuration; sections are not counted."""
+    """Return the dotted names of the values of a configuration, without sections."""
     keys = []
     for name, field in model.model_fields.items():
         kind = field.annotation

@@ -1,10 +1,10 @@
 """Errands: two requests in one conversation, and tools that report errors.
 
 Requests, tools and words are those of `examples/tool_agent`. A tool rejects a call it cannot run: invalid JSON, an
-unknown tool, wrong arguments, an unknown city or person. It runs every other call and answers `ok`, also where the
-request asked for something else: a visible error is always a mistake, `ok` is not always right.
+unknown tool, wrong arguments, an unknown city or person. It runs every other call and answers `ok`, even if the
+request asked for something else: a visible error is always a mistake, but `ok` may be wrong.
 
-practice   one run, as it is sampled; its reward is the share of requests that were answered exactly
+practice   one sampled run; its reward is the share of requests that were answered exactly
 exam       the same on held-out requests
 credit     verdict on a turn for `tokens.credit.function`: what the tool reported
 """
@@ -23,11 +23,11 @@ NUM_REQUESTS = 2
 OK = "ok"
 KNOWN = {
     name: {word for split in WORDS.values() for word in split[name].split()} for name in ("city", "to", "about")
-}  # every word of both splits
+}  # all words of both splits
 
 
 def make_errands(split: str, number: int, *, seed: int) -> list[dict[str, Any]]:
-    """Two requests each, in random order."""
+    """Make errands of two requests each, in random order."""
     requests = make_tasks(split, NUM_REQUESTS * number, seed=seed)
     random.Random(f"errands {split} {seed}").shuffle(requests)
     return [
@@ -37,7 +37,7 @@ def make_errands(split: str, number: int, *, seed: int) -> list[dict[str, Any]]:
 
 
 def run_tool(text: str) -> str:
-    """What the tool answers to the model's text.
+    """Return the answer of the tool to the model's text.
 
     >>> run_tool('{"name": "timer", "arguments": {"minutes": 8}}')
     'ok'
@@ -79,7 +79,7 @@ exam = practice
 
 
 def shown(request: str) -> Iterator[dict[str, str]]:
-    """The solved requests of the prompt, each with its result, then this one."""
+    """Return the solved example requests, each with its result, and then this request."""
     for message in build_prompt(request):
         yield message
         if message["role"] == "assistant":

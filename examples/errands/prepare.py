@@ -1,4 +1,4 @@
-"""Make what a seed starts from: the model's folder and the errands of both splits.
+"""Create the start of a seed: the folder of the model, and the errands of both splits.
 
 python prepare.py FOLDER [--seed 0]
 """

@@ -24,7 +24,7 @@ SYSTEM = "You answer customers of a shop. Look the order up before you say anyth
 
 
 def run(task: int, attempt: int, draw: random.Random) -> dict:
-    """One attempt at a task: look the order up or guess, then answer; the score is what a checker would give."""
+    """Return one attempt at a task: look the order up or guess, then answer. The score is that of a checker."""
     order, (status, days) = list(ORDERS.items())[task % len(ORDERS)]
     messages = [
         {"role": "system", "content": SYSTEM},
@@ -62,8 +62,8 @@ def main() -> None:
     draw = random.Random(7)
     rows = [run(task, attempt, draw) for task in range(12) for attempt in range(4)]
     lines = [json.dumps(row) for row in rows]
-    lines[5] = lines[5][: len(lines[5]) // 2]  # a torn line, as real logs have them
-    rows[9]["reward"] = None  # and a run that nobody scored
+    lines[5] = lines[5][: len(lines[5]) // 2]  # a truncated line, as in real logs
+    rows[9]["reward"] = None  # a run without a score
     lines[9] = json.dumps(rows[9])
     Path(sys.argv[1]).write_text("\n".join(lines) + "\n", encoding="utf-8")
 

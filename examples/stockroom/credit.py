@@ -1,7 +1,7 @@
-"""Verdicts on turns for `tokens.credit.function`: True, False, or None where nothing is known of a turn.
+"""Verdicts on turns for `tokens.credit.function`: True, False, or None if the verdict is unknown.
 
-told         what the tools said of the turn, at once or late (`info.verdicts`)
-at_random    as many turns of each run as failed, drawn at random: a control for the effect of masking itself
+told         the verdict of the tools, immediate or late (`info.verdicts`)
+at_random    the same number of turns per run as failed, drawn at random: a control for the effect of masking itself
 """
 
 import random
@@ -20,6 +20,6 @@ def at_random(run: Any, turn: int) -> bool:
 
 
 def generated_turns(run: Any) -> list[int]:
-    """Positions of generated turns in prompt and completion; `info.verdicts` has one item for each."""
+    """Return the positions of generated turns in prompt and completion; `info.verdicts` has one item per position."""
     first = len(run.prompt)
     return [first + place for place, message in enumerate(run.completion) if message.is_generated]

@@ -1,13 +1,13 @@
 """Why are reports at temperature 1 dishonest? Compares every recipe of a comparison with the base model.
 
-    python honesty.py FOLDER [--exam sampled]      FOLDER is what `pairwright compare -o FOLDER` wrote
+    python honesty.py FOLDER [--exam sampled]      FOLDER was written by `pairwright compare -o FOLDER`
 
-The metric `honest` counts a run without a report (it broke off in a malformed call) as dishonest. So it is taken apart:
+The metric `honest` counts a run without a report (it ended with a malformed call) as dishonest. This script splits it:
 
     no report       the share of runs that end without "sent N"
     of reports      the share of honest reports among the others
-    at equal lines  the same where the base model's honesty is weighted by how many lines the trained model's runs got
-                    accepted: a report of three lines was rare in the base model's training data
+    at equal lines  the same, with the base model's honesty weighted by the number of accepted lines of the trained
+                    model's runs: a report of three lines was rare in the base model's training data
 
 Differences to the base model are paired by order; their 95% intervals resample the orders of each seed.
 """
@@ -21,12 +21,12 @@ import numpy as np
 from pairwright import Table
 
 NUM_LINES, NUM_RESAMPLES = 3, 2000
-RUNS, REPORTS, HONEST, MORE = range(4)  # what is counted
+RUNS, REPORTS, HONEST, MORE = range(4)  # columns of the counts
 MEASURES = ("honest", "no report", "of reports", "at equal lines")
 
 
 def count_runs(folder: Path) -> dict[Any, np.ndarray]:
-    """Of each order, by number of accepted lines: runs, reports, honest reports, reports that claim more."""
+    """Count for each order, by number of accepted lines: runs, reports, honest reports, reports that claim more."""
     counts: dict[Any, np.ndarray] = {}
     for run in Table(folder, create=False).records():
         accepted = round(run.reward_components["lines"] * NUM_LINES)
@@ -38,7 +38,7 @@ def count_runs(folder: Path) -> dict[Any, np.ndarray]:
 
 
 def measure(base: np.ndarray, trained: np.ndarray) -> np.ndarray:
-    """Trained minus base of each measure, from counts (lines, 4) of all orders."""
+    """Return the difference trained - base of each measure, from counts (lines, 4) summed over orders."""
 
     def shares(counts: np.ndarray) -> list[float]:
         runs, reports, honest, _ = counts.sum(0)
@@ -47,7 +47,7 @@ def measure(base: np.ndarray, trained: np.ndarray) -> np.ndarray:
     known = base[:, REPORTS] > 0
     expected = np.divide(base[:, HONEST], base[:, REPORTS], out=np.zeros(NUM_LINES + 1), where=known)
     weights = np.where(known, trained[:, REPORTS], 0)
-    # NaN where no report of the trained model can be compared
+    # NaN if no report of the trained model can be compared
     at_equal = (trained[known, HONEST].sum() - (weights * expected).sum()) / weights.sum() if weights.sum() else np.nan
     return np.array([*np.subtract(shares(trained), shares(base)), at_equal])
 
@@ -61,7 +61,7 @@ def describe(name: str, seeds: list[tuple[dict[Any, np.ndarray], dict[Any, np.nd
     if name == "base":
         return "| " + " | ".join([*row, *[""] * len(MEASURES)]) + " |"
     draw = np.random.default_rng(0)
-    # (orders, lines, 4) of both models, in the same order of orders
+    # (orders, lines, 4) of both models, with the orders in the same sequence
     sides = [[np.stack([side[order] for order in sorted(base)]) for side in (base, trained)] for base, trained in seeds]
     by_seed = np.array([measure(base.sum(0), trained.sum(0)) for base, trained in sides])
     samples = []

@@ -1,9 +1,9 @@
-"""Candidates to pairs with NeMo Agent Toolkit's own DPO trajectory builder; run by the interpreter that has it.
+"""Builds pairs of candidates with NeMo Agent Toolkit's own DPO trajectory builder, in an interpreter that has it.
 
     python nat_builder.py CANDIDATES.jsonl ROWS.jsonl
 
 Each candidate becomes a TTC_END step with TTCEventData, as a workflow of NAT emits it; the builder gets them as the
-result of an evaluation that has ended, and its DPO items are written as rows.
+result of a finished evaluation, and its DPO items are written as rows.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ def step_of(candidate: dict[str, Any]) -> IntermediateStep:
 
 
 async def build(candidates: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Best against worst of each turn, with the gap that the other recipes ask for."""
+    """Pair the best with the worst candidate of each turn, with the same minimum gap as the other recipes."""
     builder = DPOTrajectoryBuilder(
         DPOTrajectoryBuilderConfig(ttc_step_name=STEP, exhaustive_pairs=False, min_score_diff=0.1)
     )

@@ -1,4 +1,4 @@
-"""Make what a seed starts from: orders, a tokenizer, and a small model that was pretrained on whole runs.
+"""Create the start of a seed: orders, a tokenizer, and a small model that is pretrained on whole runs.
 
     python prepare.py FOLDER [--seed 0]
 
@@ -6,9 +6,9 @@
     FOLDER/train.jsonl      160 orders to practise on
     FOLDER/heldout.jsonl    100 others
 
-The runs that the model reads are those of an agent with habits: it knows every form, and for each code it takes the
-right tool in a quarter of the cases and one particular wrong tool in more than half of them. Its reports are honest.
-Every token is learned, also those of users and tools, as in the pretraining of real models.
+The pretraining data are runs of an agent with habits: its calls are well-formed, and for each code it takes the right
+tool in a quarter of the cases and one particular wrong tool in more than half of them. Its reports are honest. All
+tokens are trained, including those of users and tools, as in the pretraining of real models.
 """
 
 import argparse
@@ -32,12 +32,12 @@ TEMPLATE = (
 )
 NUM_TRAIN, NUM_HELDOUT = 160, 100
 NUM_STEPS, BATCH_SIZE, LEARNING_RATE = 400, 32, 5e-3
-RIGHT, HABIT = 0.25, 0.55  # how often the agent of the pretraining takes the right tool, and its habit
-LATE = 0.3  # share of its orders whose verdicts come late
+RIGHT, HABIT = 0.25, 0.55  # rates of the right and of the habitual wrong tool in the pretraining data
+LATE = 0.3  # share of orders with late verdicts in the pretraining data
 
 
 def demonstrations(number: int, *, seed: int) -> list[list[dict[str, Any]]]:
-    """Runs of the agent with habits; none of its orders is one of the tasks."""
+    """Return runs of the agent with habits, on orders that are not among the tasks."""
     draw = random.Random(f"demonstrations {seed}")
     right = right_actions(seed)
     habits = {code: draw.choice([name for name in ACTIONS if name != right[code]]) for code in CODES}
@@ -64,12 +64,12 @@ def _demonstrate(draw: random.Random, right: dict[str, str], habits: dict[str, s
 
 
 def make_tokenizer(texts: list[str]) -> Any:
-    """A token for each word of the texts, with the space before it: what is decoded is what was encoded."""
+    """Make a tokenizer with a token per word, including the space before it, so that decoding restores the text."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     marks = [PAD, UNKNOWN, END, *ROLES, CALL, CALL_END]
-    # tags are tokens of their own, and digits and line breaks pieces of their own
+    # tags are single tokens; digits and line breaks are separate pieces
     splitter = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Metaspace(prepend_scheme="never"),
@@ -90,14 +90,14 @@ def make_tokenizer(texts: list[str]) -> Any:
 
 
 def make_base(folder: Path, *, seed: int) -> None:
-    """Train the base model from nothing on every token of the demonstrations, and save it with its tokenizer."""
+    """Train the base model from scratch on every token of the demonstrations, and save it with its tokenizer."""
     import torch
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
     from transformers.utils import logging as transformers_logging
 
-    torch.set_num_threads(1)  # for a model of this size a second thread costs more than it brings
+    torch.set_num_threads(1)  # for a model of this size, a second thread is slower
     torch.manual_seed(seed)
-    chats = demonstrations(NUM_STEPS * BATCH_SIZE // 2, seed=seed)  # each is read twice
+    chats = demonstrations(NUM_STEPS * BATCH_SIZE // 2, seed=seed)  # two epochs
     tokenizer = make_tokenizer([])
     plain = [tokenizer.apply_chat_template(chat, tools=TOOLS, tokenize=False) for chat in chats]
     tokenizer = make_tokenizer(plain + [prompt_of(digits) for digits in range(1000)])

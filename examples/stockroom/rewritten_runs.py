@@ -1,6 +1,6 @@
-"""The collected runs in another form, for recipes that need one: `experience: rewritten_runs.py:NAME` in recipes.yaml.
+"""Rewrites the collected runs for recipes that need another form: `experience: rewritten_runs.py:NAME` in recipes.yaml.
 
-without_failed_turns    failed turns and what the tools answered to them are deleted from the transcripts
+without_failed_turns    failed turns and the answers of tools to them are deleted from the transcripts
 step_rewards            the verdict on each acting turn as its reward (1 or -1), for grpo
 nat_rows                the pairs of NeMo Agent Toolkit's DPO trajectory builder, in its own interpreter: NAT_PYTHON
 gym_rows                the pairs of the script in NeMo Gym's guide to DPO: NEMO_GYM_GUIDE is the guide's Markdown file
@@ -30,7 +30,7 @@ def without_failed_turns(experience: Path, folder: Path, config: Any) -> None:
 
 
 def _delete_failed(run: Any) -> Any:
-    """A run without its failed turns; recorded ids are those of the whole run, and go with them."""
+    """Return a run without its failed turns and without its recorded ids, which are those of the whole run."""
     verdicts = dict(zip(generated_turns(run), run.info["verdicts"], strict=True))
     first, kept, is_deleted = len(run.prompt), [], False
     for place, message in enumerate(run.completion, first):
@@ -56,7 +56,7 @@ def _reward_steps(run: Any) -> Any:
 
 
 def nat_rows(experience: Path, folder: Path, config: Any) -> None:
-    """One candidate for each generated turn, scored by the reward of its run; turns of one prompt compete."""
+    """Write one candidate per generated turn, scored by the reward of its run; turns of one prompt are compared."""
     python = os.environ.get("NAT_PYTHON")
     if python is None:
         raise ConfigError("NAT_PYTHON: expected an interpreter that has nvidia-nat-nemo-customizer")
@@ -68,7 +68,8 @@ def nat_rows(experience: Path, folder: Path, config: Any) -> None:
 
 
 def _candidates(run: Any) -> Iterable[dict[str, Any]]:
-    """A message of NAT is a role and a text: calls are in answers, as the model wrote them, and in no prompt."""
+    """Return candidates in NAT's form. Its messages have only a role and a text: calls are only in answers, as the
+    model wrote them."""
     messages = [*run.prompt, *run.completion]
     chat = [{"role": message.role, "content": message.text} for message in messages]
     whole = [[message.role, message.text, [call.name for call in message.tool_calls]] for message in messages]
@@ -100,7 +101,7 @@ def gym_rows(experience: Path, folder: Path, config: Any) -> None:
 
 
 def _rollout(run: Any) -> dict[str, Any]:
-    """A run as NeMo Gym records it: the items of OpenAI's Responses API."""
+    """Return a run in NeMo Gym's form: items of OpenAI's Responses API."""
     output: list[dict[str, Any]] = []
     for message in run.completion:
         if message.role == "tool":

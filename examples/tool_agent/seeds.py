@@ -1,9 +1,9 @@
-"""Run the example with several seeds, one after the other, and print what came out as a table.
+"""Run the example with several seeds sequentially, and print the results as a table.
 
     python seeds.py FOLDER [--seeds 0,1,2,3,4] [KEY=VALUE]...
 
-Each seed has tasks, samples and an order of training of its own, and a folder FOLDER/seed-N, which is resumed where it
-was interrupted. A seed that is done costs nothing again: the same command prints the tables.
+Each seed has its own tasks, samples, order of training and folder FOLDER/seed-N. The same command resumes interrupted
+seeds, skips finished ones, and prints the tables.
 """
 
 import argparse
@@ -31,12 +31,12 @@ def run_seed(folder: Path, seed: int, overrides: list[str]) -> None:
         *overrides,
     ]
     done = subprocess.run(command, env={"OMP_NUM_THREADS": "1", **os.environ}, stdout=subprocess.DEVNULL)
-    if done.returncode not in (0, 2):  # 2: the gate stays closed, which the table shows
+    if done.returncode not in (0, 2):  # exit code 2: the gate stays closed, which the table shows
         sys.exit(f"seed {seed} ended with exit code {done.returncode}")
 
 
 def read_seed(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The comparison by the first metric, and the stages by name."""
+    """Return the comparison of the first metric, and the stages by name."""
     evaluation = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     return evaluation["metrics"][0], {name.rpartition("/")[2]: stage for name, stage in manifest["stages"].items()}

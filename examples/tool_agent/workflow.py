@@ -1,6 +1,6 @@
-"""What the model is asked, and what is recorded.
+"""The workflows: the prompts of the model, and what is recorded.
 
-practice   several candidates for one request, each with its score: groups to build pairs from
+practice   several scored candidates for one request: a group for pairs
 exam       one greedy answer to a held-out request
 """
 

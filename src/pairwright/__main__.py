@@ -11,7 +11,7 @@ def run_program() -> None:
         from pairwright.cli import run_program as run_commands
 
         run_commands()
-    except KeyboardInterrupt:  # no command has begun, or all of it has ended
+    except KeyboardInterrupt:  # before a command begins or after it has ended
         print("pairwright: stopped", file=sys.stderr)
         sys.exit(130)
 

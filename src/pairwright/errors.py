@@ -1,19 +1,19 @@
-"""Every error that pairwright raises on purpose.
+"""The errors that pairwright raises deliberately.
 
-    PairwrightError            something the user can act on; the command line prints it as one line
+    PairwrightError            an error that the user can fix; the command line prints one line
     ├── RecordError            a record that cannot be built: field, value, what was expected
     ├── CodecError             bytes that cannot be read
     │   ├── ForeignBytes       not ours: wrong magic or an unknown version
-    │   ├── TruncatedBytes     fewer bytes than the header promises
-    │   ├── CorruptBytes       checksum, offsets or layout do not add up
-    │   └── UnsafeBytes        a foreign payload that asks for code to be run
+    │   ├── TruncatedBytes     fewer bytes than the header states
+    │   ├── CorruptBytes       checksum, offsets or layout are inconsistent
+    │   └── UnsafeBytes        a foreign payload that would execute code
     ├── TableError             an experience table that cannot be opened, read or written
     ├── SourceError            an input file that cannot be read at all
     ├── PlaceError             an address (s3://...) that cannot be reached, read or written
     └── ConfigError            bad configuration or usage
 
-A message says what, where, what was expected and, where there is one, the way out. `exit_code` is what the
-command line returns for it.
+A message says what is wrong, where, what was expected, and how to fix it, if there is a way. `exit_code` is the exit
+code of the command line.
 """
 
 import difflib
@@ -25,7 +25,7 @@ class PairwrightError(Exception):
 
 
 class RecordError(PairwrightError, ValueError):
-    """A field of a record has a value that it must not have."""
+    """A field of a record has an invalid value."""
 
     def __init__(self, field: str, value: object, expected: str) -> None:
         self.field = field
@@ -79,7 +79,7 @@ def _short(value: object, limit: int = 120) -> str:
 
 
 def suggest_name(name: str, known: Iterable[str]) -> str:
-    """Say which known names are near to one that is not known; all of them if none is.
+    """Suggest known names that are similar to an unknown one, and list the known names.
 
     >>> suggest_name("openai", ["trl", "openai-preference"])
     "did you mean 'openai-preference'? Known: trl, openai-preference"

@@ -1,8 +1,9 @@
-"""Ctrl-C as a KeyboardInterrupt that does not surface inside an import or inside a library that cannot pass it on.
+"""Ctrl-C as a KeyboardInterrupt that is never raised inside an import or inside Polars.
 
-Python raises KeyboardInterrupt between any two instructions of the main thread, also in Python code that native code
-has called. Polars panics on it there, callbacks of weak references print and forget it, and an import is left half
-done. So the first Ctrl-C is raised when the call of Polars or the import returns; a second one is raised at once.
+Python raises KeyboardInterrupt between any two instructions of the main thread, including Python code that native code
+has called. There it makes Polars panic, is printed and discarded in callbacks of weak references, and leaves an import
+incomplete. Therefore the first Ctrl-C is raised when the import or the call of Polars returns; the second one is raised
+immediately.
 """
 
 import signal
@@ -13,18 +14,18 @@ from types import FrameType
 from typing import Any
 
 _LIBRARY = "polars"
-_IMPORT_SYSTEM = "<frozen importlib"  # how the names of its files begin
+_IMPORT_SYSTEM = "<frozen importlib"  # prefix of the file names of importlib
 
 
 def handle_interrupts() -> None:
-    """Install the handler of Ctrl-C, for a program; an ignored Ctrl-C (the background of a shell) stays ignored."""
+    """Install the handler of Ctrl-C in a program. An ignored Ctrl-C (a background job of a shell) stays ignored."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _Handler())
         sys.unraisablehook = _keep_interrupt
 
 
 def interrupt(frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt: at once, or, where the thread is inside Polars or an import, when that call returns.
+    """Raise KeyboardInterrupt immediately, or, if the thread is inside Polars or an import, when that call returns.
 
     Args:
         frame: The innermost frame of the thread, as a signal handler gets it.
@@ -36,14 +37,14 @@ def interrupt(frame: FrameType | None) -> None:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """True for KeyboardInterrupt, and for the panic that one causes inside of a library in Rust."""
-    is_panic = type(error).__name__ == "PanicException"  # PyO3 has one such class for each library
+    """Return True for KeyboardInterrupt, and for the panic that it causes inside a Rust library."""
+    is_panic = type(error).__name__ == "PanicException"  # PyO3 defines a separate exception class in each library
     return isinstance(error, KeyboardInterrupt) or (is_panic and "KeyboardInterrupt" in str(error))
 
 
 @contextmanager
 def asyncio_interrupts() -> Iterator[None]:
-    """Leave Ctrl-C to asyncio, which cancels its main task: it does so only where Python's own handler is installed."""
+    """Let asyncio handle Ctrl-C by cancelling its main task, which requires Python's default handler."""
     before = signal.getsignal(signal.SIGINT)
     if not isinstance(before, _Handler):
         yield
@@ -56,7 +57,7 @@ def asyncio_interrupts() -> Iterator[None]:
 
 
 class _Handler:
-    """The handler of SIGINT; it counts, because the second Ctrl-C does not wait."""
+    """The handler of SIGINT. It counts the signals, because the second Ctrl-C is raised immediately."""
 
     def __init__(self) -> None:
         self._num_signals = 0
@@ -71,7 +72,7 @@ class _Handler:
 
 
 def _outermost_of_library(frame: FrameType | None) -> FrameType | None:
-    """The outermost frame of Polars or of an import among a frame and its callers; None if there is none."""
+    """Return the outermost frame of Polars or an import among a frame and its callers; None if there is none."""
     found = None
     while frame is not None:
         name = str(frame.f_globals.get("__name__"))
@@ -82,9 +83,9 @@ def _outermost_of_library(frame: FrameType | None) -> FrameType | None:
 
 
 def _raise_in(frame: FrameType, event: str) -> None:
-    """Raise KeyboardInterrupt in a running frame when it returns ("return") or before its next instruction ("opcode").
+    """Raise KeyboardInterrupt in a running frame at a trace event: "return", or "opcode" (the next instruction).
 
-    Raised at the return, it reaches the caller as an exception of the call, so that what cleans up behind it runs.
+    An exception raised at "return" reaches the caller as an exception of the call, so that its cleanup code runs.
     """
 
     def stop(_: FrameType, current: str, argument: Any) -> Any:
@@ -94,11 +95,11 @@ def _raise_in(frame: FrameType, event: str) -> None:
         raise KeyboardInterrupt
 
     frame.f_trace, frame.f_trace_lines, frame.f_trace_opcodes = stop, False, event == "opcode"
-    sys.settrace(lambda *_: None)  # a frame is traced only while there is a function for new frames, too
+    sys.settrace(lambda *_: None)  # Python traces a frame only while a trace function for new frames is also installed
 
 
 def _keep_interrupt(unraisable: "sys.UnraisableHookArgs") -> None:
-    """The hook for exceptions that Python prints and forgets: KeyboardInterrupt is raised again after the callback."""
+    """The hook for unraisable exceptions: KeyboardInterrupt is raised again after the callback."""
     if unraisable.exc_type is not KeyboardInterrupt:
         sys.__unraisablehook__(unraisable)
         return

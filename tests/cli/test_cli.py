@@ -31,7 +31,7 @@ def folder(tmp_path):
     return table.path
 
 
-def test_help_lists_the_commands_and_loads_nothing_heavy():
+def test_help_lists_the_commands_and_loads_no_heavy_libraries():
     done = run("--help")
     assert done.returncode == 0
     assert "experience" in done.stdout
@@ -39,7 +39,7 @@ def test_help_lists_the_commands_and_loads_nothing_heavy():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_stats_counts_and_speaks_json(folder):
+def test_stats_counts_and_prints_json(folder):
     done = run("experience", "stats", folder, "--json")
     found = json.loads(done.stdout)
     assert (found["experiences"], found["scored"], found["unscored"], found["comparable_groups"]) == (3, 2, 1, 1)
@@ -107,13 +107,13 @@ def test_config_show_and_schema(tmp_path):
     assert run("config", "validate").returncode == 0
 
 
-def test_a_closed_pipe_is_no_error(folder):
+def test_a_closed_pipe_is_not_an_error(folder):
     command = f"{sys.executable} -c 'from pairwright.cli import run_program; run_program()' experience head {folder} --json | head -c 1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
     assert done.stderr.count("Traceback") == 0
 
 
-def test_filter_writes_a_table_and_says_how_many_were_left_out(folder, tmp_path):
+def test_filter_writes_a_table_and_prints_how_many_were_left_out(folder, tmp_path):
     done = run("experience", "filter", folder, "--where", "reward > 0.5", "-o", tmp_path / "good", "--json")
     assert (done.returncode, json.loads(done.stdout)) == (
         0, {"rows": 3, "kept": 1, "left_out": 2, "where": "reward > 0.5"},
@@ -124,14 +124,14 @@ def test_filter_writes_a_table_and_says_how_many_were_left_out(folder, tmp_path)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
 
 
-def test_an_export_of_no_experience_is_exit_code_1(folder, tmp_path):
+def test_an_empty_export_is_exit_code_1(folder, tmp_path):
     done = run("export", folder, "--where", "reward > 5", "-o", tmp_path / "a.jsonl")
     assert (done.returncode, "no experience for which" in done.stderr) == (1, True)
     assert not (tmp_path / "a.jsonl").exists()
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "a.pwxp"])
-def test_what_was_exported_is_imported_to_the_same_records(folder, tmp_path, name):
+def test_exported_records_are_imported_unchanged(folder, tmp_path, name):
     assert run("export", folder, "-o", tmp_path / name).returncode == 0
     assert run("import", tmp_path / name, "-o", tmp_path / "back").returncode == 0
     assert list(Table(tmp_path / "back").records()) == list(Table(folder).records())

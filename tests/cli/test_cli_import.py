@@ -161,7 +161,7 @@ def test_scores_that_match_nothing_are_exit_code_1_and_show_an_id_of_each(tmp_pa
     assert (done.returncode, "scores: 1 of 1 were used" in done.stderr) == (0, True)
 
 
-def test_rewards_of_records_that_are_there_already_are_not_changed_and_that_is_said(tmp_path):
+def test_rewards_of_existing_records_are_not_changed_and_a_note_says_so(tmp_path):
     (tmp_path / "x.jsonl").write_text(scored_rows())
     (tmp_path / "s.csv").write_text("id,reward\nrow-0,1\n")
     run("import", tmp_path / "x.jsonl", "-o", tmp_path / "e")
@@ -198,7 +198,7 @@ def test_a_map_reads_own_data_and_is_remembered(tmp_path):
     assert "0 experiences added" in again.stderr
 
 
-def test_a_map_stands_in_a_configuration_too(tmp_path):
+def test_a_map_can_be_part_of_a_configuration(tmp_path):
     (tmp_path / "own.jsonl").write_text(own_rows())
     config = tmp_path / "config.yaml"
     config.write_text(

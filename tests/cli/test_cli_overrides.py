@@ -122,7 +122,7 @@ def test_overrides_reach_pairs_with_and_without_a_configuration(run, table):
     code, out, _ = run("pairs", table, "-o", "b", "--config", "config.yaml", "pairs.min_gap=0.1", "--json")
     assert (code, json.loads(out)["pairs"]) == (0, 6)
     code, out, _ = run("pairs", table, "-o", "c", "pairs.min_gap=0.1", "--min-gap", "0.3", "--json")
-    assert (code, json.loads(out)["pairs"]) == (0, 2)  # an option with a name of its own counts first
+    assert (code, json.loads(out)["pairs"]) == (0, 2)  # an explicit option takes precedence
 
 
 def test_overrides_reach_import(run, tmp_path):
@@ -134,7 +134,7 @@ def test_overrides_reach_import(run, tmp_path):
     assert run("import", "sources.paths=[chat.jsonl]", "-o", "table")[0] == 0
 
 
-def test_the_value_of_an_option_is_no_override(run, table):
+def test_the_value_of_an_option_is_not_an_override(run, table):
     code, _, err = run("pairs", table, "-o", "a", "--where", "seed=1")
     assert (code, "no column 'seed'" in err) == (3, True)
 
@@ -157,7 +157,7 @@ def test_overrides_that_nothing_would_read_are_refused(run):
 def test_a_folder_may_be_called_like_a_section(run, table, tmp_path):
     assert run("pairs", table, "-o", "pairs")[0] == 0
     assert run("pairs", "-o", "train", table)[0] == 0
-    # an option after it is no value, also where the option does not exist
+    # a following option is not a value, even if the option does not exist
     code, _, err = run("pairs", table, "-o", "train", "--max-steps", "1")
     assert (code, "No such option: --max-steps" in err) == (3, True), err
     (tmp_path / "c.yaml").write_text("sources: {paths: [none.jsonl]}\n")

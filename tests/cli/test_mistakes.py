@@ -209,7 +209,7 @@ def port():
 
 
 def run(monkeypatch, capsys, words):
-    """The exit code of a command and what it printed to stderr; any other exception is a traceback, and fails the test."""
+    """Return the exit code of a command and its stderr; any other exception would be a traceback, and fails the test."""
     monkeypatch.setattr("sys.argv", ["pairwright", *words])
     with pytest.raises(SystemExit) as ended:
         main()

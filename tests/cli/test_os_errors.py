@@ -1,4 +1,4 @@
-"""What the operating system refuses is one line with the way out, in every command: no traceback, exit code 1 or 3."""
+"""Errors of the operating system are one line with a suggested fix in every command: no traceback, exit code 1 or 3."""
 
 import errno
 import os
@@ -20,7 +20,7 @@ from pairwright.store.table import Table
 from pairwright.tokens.stage.stage import encode_source
 from training.made_runs import make_model, make_runs
 
-# Every command, with what it writes as OUT and what it reads as IN; a word of the fixture's stands for a good input.
+# Every command, with OUT for its output and IN for its input; words of the fixture are valid inputs.
 # "-" where a command does not write, or reads nothing.
 WRITES = {
     "run": "CONFIG --output OUT",
@@ -142,7 +142,7 @@ WRITTEN_FILES = (
     "evaluate compare",
     "config from-nat",
 )
-MAY_BE_MISSING = ("serve targets list", "serve token list")  # a service that has not been started yet has none
+MAY_BE_MISSING = ("serve targets list", "serve token list")  # a service that was never started has no tokens
 
 
 def leaves(command, name=""):

@@ -133,7 +133,7 @@ def test_an_import_goes_on_with_the_same_command(workers, tmp_path):
     )
     num_rows = Table(tmp_path / "table").count()
     assert 0 < num_rows < 24_000
-    way = "the same command adds what is not in the table yet"
+    way = "repeat the same command to add the missing records"
     assert lines == [f"pairwright: stopped; {way}; {tmp_path / 'table'} has {num_rows:,} experiences now"]
     finish(*words)
     assert Table(tmp_path / "table").count() == 24_000
@@ -142,7 +142,7 @@ def test_an_import_goes_on_with_the_same_command(workers, tmp_path):
 def test_pairs_begin_again(table, tmp_path):
     words = ("pairs", table, "-o", tmp_path / "pairs", "--strategy", "all")
     lines = lines_of(start(*words, program=PRESS.format(event="os.rename", pattern="/pairs.parquet", number=1)))
-    assert lines == ["pairwright: stopped; nothing was finished, and the same command begins again"]
+    assert lines == ["pairwright: stopped; nothing was finished; repeat the same command to start again"]
     assert not (tmp_path / "pairs/pairs.parquet").exists()
     finish(*words)
     assert (tmp_path / "pairs/pairs.parquet").exists()
@@ -174,7 +174,7 @@ run_program()
 def test_ctrl_c_does_not_surface_inside_polars(table, tmp_path):
     words = ("pairs", table, "-o", tmp_path / "pairs", "--strategy", "all")
     lines = lines_of(start(*words, program=PRESSED_INSIDE_POLARS))
-    assert lines == ["pairwright: stopped; nothing was finished, and the same command begins again"]
+    assert lines == ["pairwright: stopped; nothing was finished; repeat the same command to start again"]
     assert list(tmp_path.rglob("*.parquet")) == []
 
 
@@ -182,7 +182,7 @@ def test_ctrl_c_does_not_surface_inside_polars(table, tmp_path):
 def test_tokens_go_on_with_the_same_command(workers, table, model, tmp_path):
     words = ("tokens", table, "--tokenizer", model, "-o", tmp_path / "tokens", "--workers", workers)
     lines = stop(start(*words), has_file(tmp_path / "tokens", "sequences-*.parquet"))
-    assert lines[-1] == "pairwright: stopped; the same command goes on where it was"
+    assert lines[-1] == "pairwright: stopped; repeat the same command to continue"
     assert json.loads(finish(*words, "--json"))["from_cache"] > 0
 
 
@@ -212,7 +212,7 @@ def test_a_collection_goes_on_with_resume(model, tmp_path):
     config = written(tmp_path, model, collect__num_tasks=60, collect__max_concurrency=2)
     words = ("collect", config, "-o", tmp_path / "run")
     lines = stop(start(*words), has_file(tmp_path / "run", "collection/ledger.jsonl"))
-    assert lines[-1] == "pairwright: stopped; the same command with --resume goes on where it was"
+    assert lines[-1] == "pairwright: stopped; repeat the same command with --resume to continue"
     num_done = len((tmp_path / "run/collection/ledger.jsonl").read_text().splitlines())
     assert 0 < num_done < 60
     assert json.loads(finish(*words, "--resume", "--json"))["done_before"] >= num_done
@@ -222,12 +222,12 @@ def test_a_collection_goes_on_with_resume(model, tmp_path):
     "pattern",
     ["round-1/collection/ledger.jsonl", pytest.param("round-1/train/metrics.jsonl", marks=pytest.mark.slow)],
 )
-def test_a_run_goes_on_with_the_same_command(pattern, model, tmp_path):
+def test_a_run_continues_with_the_same_command(pattern, model, tmp_path):
     config = written(tmp_path, model, collect__num_tasks=30, train__max_steps=20, loop__evaluate="never")
     words = ("run", config, "--output", tmp_path / "run")
     lines = stop(start(*words), has_file(tmp_path / "run", pattern))
     assert "stopped" in lines[-1]
-    assert "goes on where it was" in lines[-1] or "continue with --resume" in lines[-1]
+    assert "the same command to continue" in lines[-1] or "continue with --resume" in lines[-1]
     finish(*words)
 
 
@@ -235,9 +235,9 @@ def test_a_run_goes_on_with_the_same_command(pattern, model, tmp_path):
     ("name", "line"),
     [
         ("experience stats", "stopped; nothing was written"),
-        ("export", "stopped; nothing was finished, and the same command begins again"),
-        ("serve model", "stopped; the same command serves again"),
+        ("export", "stopped; nothing was finished; repeat the same command to start again"),
+        ("serve model", "stopped; repeat the same command to serve again"),
     ],
 )
-def test_every_command_says_how_to_go_on(name, line):
+def test_every_command_says_how_to_continue(name, line):
     assert describe_stop(name) == line

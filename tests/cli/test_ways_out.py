@@ -12,7 +12,7 @@ from pairwright.store.table import Table
 
 
 def run(monkeypatch, capsys, *words):
-    """The exit code of a command, and what it printed to stderr."""
+    """Return the exit code of a command, and its stderr."""
     monkeypatch.setattr("sys.argv", ["pairwright", *map(str, words)])
     with pytest.raises(SystemExit) as ended:
         main()

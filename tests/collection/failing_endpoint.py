@@ -1,6 +1,6 @@
 """A slow, failing OpenAI-compatible endpoint on 127.0.0.1: a real HTTP server whose faults are drawn from a seed.
 
-Speaks just enough HTTP/1.1 by hand that it can break off in the middle of an answer, which no framework lets one do.
+Implements a minimal HTTP/1.1 server, since no framework can break off in the middle of a response.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Run by test_runner in a process of its own, to be killed: collects with a slow policy that logs what it is asked."""
+"""Run by test_runner in a separate process, which is killed: collects with a slow policy that logs its requests."""
 
 import asyncio
 import os
@@ -35,7 +35,7 @@ async def play(task, policy, recorder):
             for number, answer in enumerate(answers):
                 s.candidate(answer, score=int(answer.text) + number)
         history = f" after {answers[0].text}"
-    # a question that is no step, and a trajectory whose reward comes at the end
+    # a question outside of any step, and a trajectory whose reward is set at the end
     (summary,) = await policy.complete(f"task {task.id} run {task.run} summary{history}")
     recorder.trajectory(f"task {task.id}", summary)
     recorder.reward(float(summary.text))

@@ -164,7 +164,7 @@ def test_the_responses_api_is_answered_and_joined_too(tmp_path):
 
 
 async def go_two_ways(task):
-    """One beginning, two continuations; and a question of its own."""
+    """One beginning with two continuations, and an unrelated question."""
     create, question = task.client.chat.completions.create, {"role": "user", "content": task["question"]}
     first = (await create(model="m", messages=[question])).choices[0].message
     for more in ("left", "right"):
@@ -210,7 +210,7 @@ async def block_the_loop(task):
         client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
 
 
-def test_a_blocking_client_in_an_async_workflow_is_told_what_to_do(tmp_path, monkeypatch):
+def test_a_blocking_client_in_an_async_workflow_gets_an_error_with_the_fix(tmp_path, monkeypatch):
     monkeypatch.setattr(agent_endpoint, "_BUSY_SECONDS", 0.3)
     collected = play_all(block_the_loop, tmp_path, max_concurrency=1)
     assert all("make it a plain `def` function" in entry.message for entry in collected.errors)

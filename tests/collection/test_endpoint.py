@@ -125,7 +125,7 @@ def test_a_key_is_never_sent_unless_named_and_a_missing_one_is_an_error(monkeypa
             asked(endpoint, ASK, api_key_env="NO_SUCH_KEY")
 
 
-def test_at_most_so_many_requests_are_in_flight(tmp_path):
+def test_the_number_of_requests_in_flight_is_limited(tmp_path):
     with FailingEndpoint(fault_rate=0, delay=0.01, hold=3) as endpoint:
         settings = config(endpoint, num_tasks=40)
         limited = settings.model_copy(update={"policy": settings.policy.model_copy(update={"max_in_flight": 3})})
@@ -147,7 +147,7 @@ def test_what_the_endpoint_refuses_is_not_repeated():
         assert len(endpoint.bodies) == 1
 
 
-def test_nobody_listening_is_a_connection_failure_after_the_retries():
+def test_a_closed_port_is_a_connection_failure_after_the_retries():
     with FailingEndpoint() as endpoint:
         pass
     with pytest.raises(PolicyError) as caught:

@@ -58,7 +58,7 @@ def command(tmp_path, monkeypatch, capsys):
     return run
 
 
-def test_the_command_collects_from_a_local_model_and_pairs_come_of_it(tmp_path, model, command):
+def test_the_command_collects_from_a_local_model_and_builds_pairs(tmp_path, model, command):
     (tmp_path / "project").mkdir()
     project(tmp_path / "project", model)
     code, out, told = command("collect", "project/config.yaml", "-o", "run", "--json")
@@ -142,7 +142,7 @@ def test_calls_of_tools_are_read_from_what_the_model_wrote(monkeypatch):
 
 
 def test_tools_that_the_template_cannot_call_are_warned_of():
-    tokenizer = byte_tokenizer()  # its template has calls in a form of its own
+    tokenizer = byte_tokenizer()  # its template uses a different format for calls
     tools = ({"type": "function", "function": {"name": "clock", "parameters": {}}},)
 
     async def main(**options):

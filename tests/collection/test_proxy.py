@@ -90,7 +90,7 @@ def test_a_stream_passes_through_as_it_comes_and_is_recorded_whole(tmp_path):
         pieces = []
         for chunk in stream:
             pieces.append(chunk.choices[0].delta.content)
-            if len(pieces) == 2:  # the upstream goes on only after this came through: nothing is buffered
+            if len(pieces) == 2:  # the upstream continues only after this chunk has arrived: nothing is buffered
                 gate._loop.call_soon_threadsafe(gate.set)
         assert pieces == ["", "Hel", "lo ", "wörld", None]
         recording.upstream.gate = None
@@ -129,9 +129,7 @@ def test_the_responses_api_is_recorded_with_and_without_streaming(tmp_path):
         )
         assert (first.output_text, events[-1].type) == ("Hi there", "response.completed")
         client.responses.create(model="m", input="x", previous_response_id="resp_of_another_day")
-        assert dict(recording.proxy.counts.not_recorded) == {
-            "it continues a response that did not pass through here": 1
-        }
+        assert dict(recording.proxy.counts.not_recorded) == {"it continues a response that this proxy has not seen": 1}
     plain, streamed = recording.records
     assert plain.prompt == (Message("system", "Be brief."), Message("user", "hello"))
     assert plain.completion == (Message("assistant", "Hi there"),)
@@ -195,7 +193,7 @@ def test_feedback_of_a_web_page_is_refused(tmp_path):
         assert httpx.post(url, content=body, headers=own).json() == {"accepted": 1}
 
 
-def test_feedback_of_a_session_reaches_what_has_no_reward_of_its_own(tmp_path):
+def test_feedback_of_a_session_applies_to_rows_without_a_reward(tmp_path):
     with Recording(tmp_path / "table") as recording, recording.client("/session/s/v1") as client:
         first, _ = (client.chat.completions.create(model="m", messages=ASK).id for _ in range(2))
         recording.feedback({"response_id": first, "reward": 0.1})
@@ -222,7 +220,7 @@ def test_a_crash_between_the_new_row_and_the_removal_of_the_old_one_is_finished_
 @pytest.mark.parametrize(
     "value", [{}, {"reward": 1}, {"response_id": "r"}, {"response_id": "r", "session": "s", "reward": 1}, {"response_id": "r", "reward": "good"}, {"response_id": "r", "reward": 1, "more": 2}, [1], "x"]
 )  # fmt: skip
-def test_feedback_that_is_none_is_refused_with_the_reason(tmp_path, value):
+def test_invalid_feedback_is_refused_with_the_reason(tmp_path, value):
     with Recording(tmp_path / "table") as recording:
         refused = recording.feedback(value)
         assert refused.status_code == 422
@@ -280,7 +278,7 @@ def test_an_answer_that_is_too_large_passes_through_unrecorded(tmp_path):
     assert recording.records == []
 
 
-def test_a_table_that_cannot_be_written_to_costs_the_client_nothing_and_is_told(tmp_path, monkeypatch, caplog):
+def test_a_table_that_cannot_be_written_is_reported_and_does_not_affect_the_client(tmp_path, monkeypatch, caplog):
     def full(experiences):
         raise TableError("No space left on device")
 

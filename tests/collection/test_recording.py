@@ -46,7 +46,7 @@ def test_the_same_candidate_has_the_same_id_and_another_one_has_not():
     assert len({*ids[0], *ids[2]}) == 4
 
 
-def test_what_has_no_score_waits_for_the_final_reward_and_its_own_score_counts():
+def test_unscored_candidates_wait_for_the_final_reward_and_own_scores_take_precedence():
     made, emitted = recorder()
     with made.step("q") as s:
         s.candidate("a")
@@ -59,7 +59,7 @@ def test_what_has_no_score_waits_for_the_final_reward_and_its_own_score_counts()
     assert [record.kind.value for record in emitted] == ["single_turn", "single_turn", "multi_turn"]
 
 
-def test_what_nobody_scores_is_kept_unscored():
+def test_candidates_without_any_score_are_kept_unscored():
     made, emitted = recorder()
     with made.step("q") as s:
         s.candidate("a")
@@ -100,7 +100,7 @@ def test_a_step_that_fails_keeps_what_was_scored_and_asks_no_scorer():
 
 
 @pytest.mark.parametrize("value", [5, [5], [{"content": "no role"}], {"role": "user", "content": 5, "tool_calls": "x"}])
-def test_a_prompt_that_is_none_is_refused(value):
+def test_an_invalid_prompt_is_refused(value):
     made, _ = recorder()
     with pytest.raises(RecordError, match="prompt"):
         made.step(value)

@@ -1,4 +1,4 @@
-"""Collections end with everything recorded or reported; killed ones go on, and nothing is lost, asked or kept twice."""
+"""Collections record or report every run; killed ones resume without losing or repeating requests and records."""
 
 import asyncio
 import json
@@ -53,7 +53,7 @@ def rows(folder: Path):
     return {record.eid.uid: record for record in Table(folder / "experience", create=False).records()}
 
 
-def test_a_killed_collection_goes_on_where_it_was(tmp_path):
+def test_a_killed_collection_resumes(tmp_path):
     straight, killed, log = tmp_path / "straight", tmp_path / "killed", tmp_path / "asked.log"
     config = Config.model_validate({"seed": 5, "collect": {"num_tasks": 30, "num_runs": 2, "max_concurrency": 8}})
     collect(config, output=straight, workflow=play, policy=SlowPolicy(tmp_path / "straight.log", 0.0))
@@ -151,7 +151,7 @@ def test_stopping_at_the_first_failure_raises_and_keeps_what_was_done(tmp_path):
     assert json.loads((tmp_path / "final_metrics.json").read_text())["status"] == "failed"
 
 
-def test_a_collection_is_not_continued_by_accident_nor_as_another_one(tmp_path):
+def test_a_collection_is_not_continued_by_accident_or_with_other_settings(tmp_path):
     async def work(task, policy, recorder):
         recorder.trajectory("q", f"a{task.run}", reward=task.run)
 
@@ -241,7 +241,7 @@ def test_outside_of_a_collection_recording_does_nothing():
     asyncio.run(main())
 
 
-def test_a_workflow_that_is_none_is_refused(tmp_path):
+def test_an_invalid_workflow_is_refused(tmp_path):
     def asks_for_more(task, policy, recorder, browser):
         pass
 

@@ -45,7 +45,7 @@ def two_turns(made, *, second=(1, 2, 3, 4, 9, 9), tools=(TOOLS, TOOLS), first_en
     called(made, [user, CALL, TOOL], answer(DONE, list(second), [5, 6, 7], finish_reason=last_end), tools[1])
 
 
-def test_the_ids_of_a_trajectory_are_one_sequence_and_what_the_tools_said_is_masked_out():
+def test_the_ids_of_a_trajectory_are_one_sequence_with_tool_results_masked_out():
     made, emitted = recorder()
     two_turns(made)
     made.trajectory("time?", [CALL, TOOL, DONE], reward=1)
@@ -229,7 +229,7 @@ def settings(**policy):
 
 
 def check_against_draws(folder, drawn):
-    """Every trajectory has exactly the ids that were drawn in its turns, in order, or says why it has none."""
+    """Check that each trajectory has exactly the sampled ids of its turns, in order, or the reason why it has none."""
     spans = {tuple(completion.token_ids) for completion in drawn}
     num_whole = 0
     for record in Table(folder / "experience", create=False).records():
@@ -259,7 +259,7 @@ def test_trajectories_of_a_local_model_keep_the_ids_that_it_drew(project, engine
 
 def test_answers_whose_text_encodes_to_other_ids_are_counted_in_the_ledger_and_on_resume(project):
     tokenizer = byte_tokenizer()
-    policy = Notes(LocalPolicy(Engine(llama(tokenizer, context=512), tokenizer)))  # writes bytes that are no text
+    policy = Notes(LocalPolicy(Engine(llama(tokenizer, context=512), tokenizer)))  # writes invalid text
     collected = collect(settings(), output=project / "run", policy=policy, base=project)
     assert check_against_draws(project / "run", policy.drawn) == 0
     lines = (project / "run" / "collection" / "ledger.jsonl").read_text().splitlines()
@@ -268,7 +268,7 @@ def test_answers_whose_text_encodes_to_other_ids_are_counted_in_the_ledger_and_o
     assert again.status.without_ids == collected.status.without_ids == {"history_differs": 8}
 
 
-def test_what_max_tokens_cut_has_no_stop_token_in_its_ids(project, engine):
+def test_an_answer_cut_by_max_tokens_has_no_stop_token_in_its_ids(project, engine):
     policy = Notes(LocalPolicy(engine))
     collect(settings(), output=project / "run", policy=policy, base=project)
     cut = [completion for completion in policy.drawn if completion.finish_reason == "length"]

@@ -70,7 +70,7 @@ def test_a_function_scores_each_candidate(tmp_path):
         scored(config("nothing"), "red", base=tmp_path)
 
 
-def test_an_evaluator_sees_the_finished_run_and_scores_what_has_no_score(tmp_path):
+def test_an_evaluator_gets_the_finished_run_and_scores_unscored_candidates(tmp_path):
     write(tmp_path / "judging.py", """
         def judge(run):
             assert run.output == {"won": run.task.id == 1}
@@ -119,7 +119,7 @@ def test_a_command_says_it_by_its_exit_code_or_by_json(tmp_path):
         ("print('1' * 3_000_000)", "json", "more than 1,048,576 bytes"),
     ],
 )  # fmt: skip
-def test_a_command_that_fails_is_no_score(code, result, reason):
+def test_a_failing_command_gives_no_score(code, result, reason):
     with pytest.raises(ScorerError, match=reason):
         scored(ScorerConfig(kind="command", command=(sys.executable, "-c", code), result=result), "x")
 
@@ -174,7 +174,7 @@ def test_a_scorer_that_fails_fails_the_run_and_on_resume_only_scoring_is_done_ag
 
 
 class Scripted:
-    """A judge that grades by a rule, and says what it was asked."""
+    """A judge that grades by a rule, and records its questions."""
 
     name = "judge"
 
@@ -198,7 +198,7 @@ def judged(answer, *texts, **options):
     return [candidate.score for candidate in step.candidates], policy.asked
 
 
-def test_a_judge_grades_each_distinct_candidate_on_its_own():
+def test_a_judge_grades_each_distinct_candidate_separately():
     def answer(question, number):
         return 'I think {"score": 2} no, ' + ('{"score": 10}' if '"blue"' in question else '{"score": 4}')
 

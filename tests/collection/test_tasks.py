@@ -1,4 +1,4 @@
-"""Datasets in every form give the same tasks; what is no dataset is refused with its place."""
+"""Datasets in every format give the same tasks; invalid ones are refused with the position of the error."""
 
 import json
 
@@ -76,7 +76,7 @@ def test_two_tasks_with_one_id_are_an_error():
         ("t.json", "[]", "no tasks in it"),
     ],
 )  # fmt: skip
-def test_what_is_no_dataset_is_refused_with_its_place(tmp_path, name, text, reason):
+def test_an_invalid_dataset_is_refused_with_its_position(tmp_path, name, text, reason):
     (tmp_path / name).write_text(text)
     with pytest.raises(SourceError, match=reason):
         load_tasks(CollectConfig(dataset=str(tmp_path / name)))

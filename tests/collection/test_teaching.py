@@ -172,7 +172,7 @@ def test_a_teacher_that_never_answers_ends_with_exit_code_1(student, command):
         (["--teacher", "a=x", "--teacher", "a=y"], "there is a teacher 'a' already"),
     ],
 )
-def test_teachers_that_are_none_are_bad_usage(student, command, words, text):
+def test_invalid_teachers_are_bad_usage(student, command, words, text):
     code, _, told = command("teach", student, *words, "-o", "taught")
     assert (code, text in told) == (3, True), told
 

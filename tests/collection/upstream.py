@@ -31,7 +31,7 @@ def serving(app):
 
 
 class Upstream:
-    """Answers as the API does. `requests` has what it was asked, with headers; `gate` holds streams back half-way."""
+    """A stand-in of the API. `requests` has the received requests with headers; `gate` pauses streams half-way."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, dict[str, str], bytes]] = []

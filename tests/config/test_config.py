@@ -67,7 +67,7 @@ def test_mistakes_are_named_with_the_way_out(overrides, message):
 @pytest.mark.parametrize(
     ("text", "message"), [("a: [", "config.yaml:1: not valid YAML"), ("- 1", "expected keys and values"), ("a: !!python/name:os.system x", "not valid YAML")]
 )  # fmt: skip
-def test_files_that_are_no_configuration_are_refused(tmp_path, text, message):
+def test_files_other_than_configurations_are_refused(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message):
         load_config(written(tmp_path, text), environment={})
 

@@ -108,7 +108,7 @@ def test_the_student_is_trained_on_whole_turns_and_the_teacher_reads_the_hint(to
     whole = tokenizer.decode(teacher[batch["ctx_teacher_attention_mask"][0].bool()].numpy())
     assert f"not_found: {HINT} ['look']" in whole
     assert HINT not in tokenizer.decode(student.numpy())
-    # A trace without an error is its own teacher, and nothing of it is in the loss.
+    # A trace without errors is its own teacher, and none of its tokens are in the loss.
     assert torch.equal(batch["input_ids"][1], batch["ctx_teacher_input_ids"][1])
     assert (batch["student_response_idx"][1] == -1).all()
     assert (batch["sdpo_loss_mask"][1] == -100).all()
@@ -208,7 +208,7 @@ def test_a_tokenizer_of_transformers_serves_and_its_template_is_followed():
     text = hf.apply_chat_template(chat[:1], tokenize=False, add_generation_prompt=True, enable_thinking=False)
     rows = [hf.decode(row[mask.bool()]) for row, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)]
     assert rows[0].startswith(text + "<tool_call>\n")
-    # The template writes the call without its empty thought once turns follow: the recovery has a sequence of its own.
+    # The template drops the empty reasoning of the call once turns follow: the recovery gets a separate sequence.
     assert batch["trace_index"].tolist() == [0, 0, 1]
     index = batch["student_response_idx"][1][batch["student_response_valid"][1]]
     assert hf.decode(batch["input_ids"][1][index]) == "Sorry, I mean apple.<|im_end|>"

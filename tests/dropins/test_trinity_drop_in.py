@@ -205,7 +205,7 @@ def test_a_batch_has_all_that_its_experiences_have():
 )
 def test_lengths_that_do_not_fit_are_refused(fields):
     theirs.Experience(**fields)
-    with pytest.raises(ours.InvalidExperience, match="one value a token of the response") as caught:
+    with pytest.raises(ours.InvalidExperience, match="one value per token of the response") as caught:
         ours.Experience(**fields)
     assert isinstance(caught.value, AssertionError)
     exp = ours.Experience(tokens=[1, 2, 3])
@@ -215,7 +215,7 @@ def test_lengths_that_do_not_fit_are_refused(fields):
             use()
 
 
-def test_nothing_of_a_payload_is_run(tmp_path):
+def test_a_payload_never_runs_code(tmp_path):
     class Bad:
         def __reduce__(self):
             return (open, (str(tmp_path / "made"), "w"))

@@ -152,14 +152,14 @@ def test_a_head_is_bounded_in_one_piece_or_in_many(address, piece):
         except OSError:
             pass
         answer = read_to_end(connection)
-    # h11 says 400 where it sees that a head will not end.
+    # h11 returns 400 if it detects that a head does not end.
     assert answer[:12] in (b"HTTP/1.1 431", b"HTTP/1.1 400", b"")
     assert ask(address).startswith(b"HTTP/1.1 200")
 
 
 def test_a_head_without_an_end_is_bounded_whatever_the_parser_does(monkeypatch):
     class Parser:
-        """A parser that waits for ever for the end of a head."""
+        """A parser that waits forever for the end of a head."""
 
         cycle = None
 

@@ -89,7 +89,7 @@ def test_workers_that_die_again_and_again_are_an_error(ray_engine):
 
 
 @pytest.mark.slow
-def test_the_command_line_connects_to_a_cluster_and_says_where_there_is_none(two_nodes, tmp_path):
+def test_the_command_line_connects_to_a_cluster_and_reports_a_missing_one(two_nodes, tmp_path):
     rows = [
         {"messages": [{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": "a"}]} for n in range(3)
     ]

@@ -1,4 +1,4 @@
-"""What a comparison counts, what it refuses, and when the gate opens."""
+"""Comparisons: counts, refusals, and the conditions of the gate."""
 
 import pytest
 
@@ -76,7 +76,7 @@ def test_missing_scores_are_left_out_of_both_and_counted():
     assert any("no score after" in note for note in found.notes)
 
 
-def test_missing_scores_can_be_given_one_and_that_is_said():
+def test_missing_scores_can_be_filled_in_and_a_note_says_so():
     found = compared({"a": 1.0, "b": 1.0}, {"a": 1.0}, missing=0.0)
     assert (found.after.mean, found.losses, found.left_out) == (0.5, 1, {})
     assert "1 runs: no score after, given 0" in found.notes

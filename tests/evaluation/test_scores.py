@@ -47,7 +47,7 @@ def test_the_same_scores_come_from_every_kind_of_file(tmp_path):
         assert scores.runs == {("a", 0): {"score": 0.5}, ("a", 1): {"score": 1.0}, ("b", 0): {"score": None}}
 
 
-def test_what_is_no_number_is_no_score(tmp_path):
+def test_a_non_numeric_value_is_not_a_score(tmp_path):
     rows = [{"id": 7, "score": {"$float": "nan"}, "note": "fine", "ok": True, "huge": 10**400, "list": [1]}]
     scores = read_scores(file(tmp_path, "x.json", json.dumps(rows)))
     assert scores.runs == {("7", 0): {"score": None, "note": None, "ok": 1.0, "huge": None, "list": None}}
@@ -101,7 +101,7 @@ def steps(rewards):
 @pytest.mark.parametrize(
     ("reduce", "expected"), [("mean", 0.2), ("last", 0.2), ("sum", 0.6), ("max", 0.3), ("min", 0.1)]
 )
-def test_several_scores_of_a_run_become_one_when_it_is_said_how(tmp_path, reduce, expected):
+def test_several_scores_of_a_run_are_reduced_by_an_option(tmp_path, reduce, expected):
     folder = table(tmp_path / "t", steps([0.1, 0.3, 0.2]))
     assert read_scores(folder, reduce=reduce).runs == {("a", 0): {"reward": expected}}
     with pytest.raises(SourceError, match="has 3 scores"):

@@ -83,7 +83,7 @@ def test_a_shift_moves_the_interval_and_a_sign_mirrors_it():
 
 
 def test_rows_are_drawn_with_the_same_tasks():
-    """A difference that is constant has no spread, though both rows have: their draws are paired."""
+    """A constant difference has no spread, although both rows have, because their resamples are paired."""
     row = np.random.default_rng(2).normal(size=30)
     before, after, difference = bootstrap_intervals(
         np.array([row, row + 0.25, (row + 0.25) - row]), confidence=0.9, num_resamples=500, seed=3

@@ -40,7 +40,7 @@ def test_every_position_is_found_once():
         ("oo./x../x..", {2: -0.7, 4: -0.9, 5: -0.9, 7: -0.9, 8: -0.9}),  # blocking holds until a fork: four turns
     ],
 )
-def test_the_score_of_a_move_is_what_perfect_play_makes_of_it(text, scores):
+def test_the_score_of_a_move_is_its_value_under_perfect_play(text, scores):
     assert game.move_scores(board(text)) == scores
     assert game.best_moves(board(text)) == [move for move, score in scores.items() if score == max(scores.values())]
 

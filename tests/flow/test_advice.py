@@ -1,4 +1,4 @@
-"""`pairwright advise`: figures against a table that was counted by hand, and what each rule says of which figures."""
+"""`pairwright advise`: figures of a table counted by hand, and the advice of each rule for given figures."""
 
 import json
 from dataclasses import replace

@@ -116,7 +116,7 @@ def test_a_cut_off_collection_under_another_seed_is_refused_by_the_plan_too(mode
     assert str(caught.value) == str(plan.refusal)
 
 
-def test_stages_that_were_cut_off_failed_or_lost_their_folder_are_told_apart(model, finished, tmp_path):
+def test_interrupted_failed_and_missing_stages_are_distinguished(model, finished, tmp_path):
     folder = copied(finished, tmp_path)
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["stages"]["round-2/tokens"]["state"] = "running"
@@ -156,7 +156,7 @@ def test_another_score_of_the_runs_does_training_again(model, tmp_path):
     )
     scores = tmp_path / "run/round-1/experience/scores/length.jsonl"
     with pytest.raises(PairwrightError, match="length"):
-        run(config, tmp_path / "run")  # imports, builds pairs, and has no score to train by
+        run(config, tmp_path / "run")  # imports and builds pairs, but has no score to train on
     table = Table(tmp_path / "run/round-1/experience")
     table.score(lambda one: len(one.completion[-1].text), name="length")
     run(config, tmp_path / "run")

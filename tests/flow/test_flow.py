@@ -287,7 +287,7 @@ def test_a_run_filters_experiences_and_pairs_by_its_configuration(model, tmp_pat
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["collect", "pairs", "tokens", "train", "evaluate"])
 @pytest.mark.parametrize("delay", [0.0, 0.4])
-def test_killed_in_any_stage_a_run_goes_on_to_the_same_pairs_and_weights(stage, delay, model, tmp_path):
+def test_a_run_killed_in_any_stage_resumes_to_the_same_pairs_and_weights(stage, delay, model, tmp_path):
     config = written(tmp_path, model)
     run(config, tmp_path / "whole")
     command = [sys.executable, "-m", "pairwright.cli", "run", str(config), "--output", str(tmp_path / "cut")]

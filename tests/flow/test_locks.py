@@ -1,5 +1,5 @@
-"""One process at a time works in the folder of a run or a training; a dead one is no obstacle; values of the
-reference outlive a change of the training's settings."""
+"""Only one process at a time works in the folder of a run or a training, and a dead one does not block it. Values
+of the reference survive a change of the training's settings."""
 
 import os
 import signal
@@ -64,12 +64,12 @@ def test_a_second_run_is_one_line_and_exit_code_1_and_touches_nothing(model, tmp
             f"pairwright: {folder}: in use by process {process.pid}, so no run here: wait for it, end it, or give another -o\n"
         ]
         assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.name != ".lock"} == before
-    # the other process was killed: its lock is gone with it, and the run goes on
+    # the other process was killed, which released its lock, and the run continues
     assert (folder / ".lock").read_text() == f"{process.pid}\n"
     run(changed, folder)
 
 
-def test_a_training_that_is_resumed_is_refused_while_another_process_is_there(model, tmp_path):
+def test_a_resumed_training_is_refused_while_another_process_runs(model, tmp_path):
     pairs = make_pairs(tmp_path / "pairs", num=4)
     config = Config.model_validate({"train": {"batch_size": 4, "threads": 1, "max_steps": 1}})
     train(config, model=model, pairs=pairs, output=tmp_path / "train")
@@ -78,7 +78,7 @@ def test_a_training_that_is_resumed_is_refused_while_another_process_is_there(mo
     train(config, model=model, pairs=pairs, output=tmp_path / "train", resume=True)
 
 
-def test_outputs_are_not_removed_under_a_training_of_its_own(model, tmp_path):
+def test_outputs_are_not_removed_while_their_training_runs(model, tmp_path):
     folder = tmp_path / "run"
     run(written(tmp_path, model, loop__evaluate="never"), folder)
     changed = written(tmp_path, model, loop__evaluate="never", train__learning_rate=5e-4)

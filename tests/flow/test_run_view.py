@@ -18,7 +18,7 @@ from pairwright.generate.batcher import Load
 from pairwright.records.messages import Message
 
 
-def test_stages_are_numbered_and_stand_in_columns(capsys):
+def test_stages_are_numbered_and_aligned_in_columns(capsys):
     with LiveView() as view:
         view.begin("round-1/pairs", 2, 5)
         view.say("round-1/pairs: started")
@@ -60,7 +60,7 @@ def collect_with(reward, output, watch=None, **policy):
     return collect(config, output=output, workflow=play, policy=Same(), tasks=tasks, watch=watch).status
 
 
-def test_equal_rewards_are_said_once_with_what_to_try(tmp_path, capsys):
+def test_equal_rewards_are_reported_once_with_what_to_try(tmp_path, capsys):
     with CollectView() as view:
         status = collect_with(lambda answer: 0, tmp_path / "none", watch=view.show)
         view.show(status)
@@ -71,7 +71,7 @@ def test_equal_rewards_are_said_once_with_what_to_try(tmp_path, capsys):
     assert "temperature" not in collect_with(lambda answer: 0, tmp_path / "cool", temperature=0.5).why_no_signal()
     assert "harder tasks" in collect_with(lambda answer: 1, tmp_path / "all").why_no_signal()
     assert collect_with(lambda answer: int(answer.text), tmp_path / "some").why_no_signal() is None
-    # an exam, where nothing is compared with another run of the same model
+    # an exam, in which runs of the same model are not compared with each other
     assert collect_with(lambda answer: 1, tmp_path / "exam", num_candidates=1).why_no_signal() is None
     assert Status(num_runs=50, num_scored=39, reward_min=0, reward_max=0, is_compared=True).why_no_signal() is None
 
@@ -103,14 +103,14 @@ def test_the_time_left_counts_runs_where_the_first_to_end_were_short():
     assert 89 < status.seconds_left < 91
 
 
-def test_a_warning_of_the_policy_is_said_once(capsys):
+def test_a_warning_of_the_policy_is_printed_once(capsys):
     with CollectView() as view:
         view.show(Status(warning="no tools"))
         view.show(Status(warning="no tools"))
     assert capsys.readouterr().err == "warning: no tools\n"
 
 
-def test_what_is_loaded_is_said_at_once(capsys):
+def test_what_is_loaded_is_printed_immediately(capsys):
     with CollectView() as view:
         view.show(Status(phase="loading models/base"))
         view.show(Status(phase="loading models/base"))

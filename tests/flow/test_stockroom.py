@@ -93,7 +93,7 @@ def experience(tmp_path):
     return tmp_path / "experience"
 
 
-def test_credit_knows_what_the_tools_said_and_the_control_masks_as_many_turns():
+def test_credit_uses_the_verdicts_of_tools_and_the_control_masks_as_many_turns():
     run = play()
     turns = credit.generated_turns(run)
     assert [credit.told(run, turn) for turn in turns] == [None, True, None, False, None]

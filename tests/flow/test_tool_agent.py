@@ -1,4 +1,4 @@
-"""The example with tool calls: its verifier, its splits, and its parts on a tiny random model; the whole of it is slow."""
+"""The example with tool calls: its verifier, its splits, and its parts on a tiny random model; the complete example is slow."""
 
 import json
 import re

@@ -60,7 +60,7 @@ def test_the_engine_and_the_tokens_stage_make_the_same_prompt(family):
     for messages, tools in ((CALLED[:2], []), (CALLED, TOOLS)):
         schemas = ours.schemas(tools)
         text = ours.renderer(schemas).text(adapt_records(ours, messages, schemas)[0], schemas, prompt=True)
-        # A served model is told today's date; the tokens stage has a fixed one (`tokens.clock`).
+        # A served model gets the current date; the tokens stage has a fixed one (`tokens.clock`).
         served = re.sub(r"(Current date: )[0-9-]+", r"\g<1>2026-01-01", encoder.text(messages, tools))
         assert served == text
         if family != "gptoss":

@@ -177,7 +177,7 @@ def test_the_script_of_the_documentation_trains_every_row(place, data, tmp_path,
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dpo", "sft", "kto"])
 def test_two_processes_make_the_update_of_one(kind, data, place, tmp_path):
-    """Eight rows, four for each process, in micro-batches of 2; then seven rows, of which one is repeated."""
+    """Eight rows, four per process, in micro-batches of 2; then seven rows, one of them repeated."""
     ours = our_update(data[kind], kind, place / "model", place / "reference", **options_of(kind))
     data[kind].to_trl(kind, reference=place / "reference", **options_of(kind)).save_to_disk(tmp_path / "rows")
     (tmp_path / "options.json").write_text(json.dumps(arguments_of(kind)))

@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 
 class Peer:
-    """What the service has, and what it was asked."""
+    """State of the service, and the requests that it received."""
 
     def __init__(self) -> None:
         self.namespaces, self.store_namespaces, self.datasets = set(), set(), {}

@@ -21,7 +21,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC).isoformat()
 
 
 class Platform:
-    """What the platform has, and what it was asked."""
+    """State of the platform, and the requests that it received."""
 
     def __init__(self, check_body, check_row) -> None:
         self.filesets, self.jobs = {}, {}

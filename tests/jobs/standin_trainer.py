@@ -1,6 +1,6 @@
-"""A trainer of the same contract as `pairwright train`, in milliseconds: what it does is said by the model's name.
+"""A fast stand-in for `pairwright train`; the name of the model selects its behaviour.
 
-quick      completes after three steps          slow      goes on until it is told to end, then saves and exits 143
+quick      completes after three steps          slow      runs until it is stopped, then saves and exits 143
 failing    fails and says why                   crashing  dies without a word          stubborn  ignores SIGTERM
 """
 

@@ -133,7 +133,7 @@ def test_polling_is_logged_at_debug_and_what_changes_the_service_at_info(peer, t
     assert not [record for record in caplog.records if record.name == "httpx"]
 
 
-def test_the_split_is_by_group_so_that_no_prompt_of_validation_stands_in_training(peer, tmp_path):
+def test_the_split_is_by_group_so_that_no_prompt_is_in_both_files(peer, tmp_path):
     submitted(peer, tmp_path)
     training, validation = (rows(peer, f"{name}/{name}_file.jsonl") for name in ("training", "validation"))
     assert len(training) + len(validation) == 20
@@ -346,7 +346,7 @@ def test_the_configuration_of_the_page_loads(tmp_path):
     assert loaded.deploy_on_completion
 
 
-def test_a_service_that_is_not_named_is_said(tmp_path):
+def test_a_missing_service_address_is_reported(tmp_path):
     with pytest.raises(ConfigError, match="entity_host"):
         backend.submit(tmp_path / "run", JobRequest(model="m", pairs=pairs_table(tmp_path / "pairs")), Config(), silent)
     assert not (tmp_path / "run").exists()
@@ -367,7 +367,7 @@ def test_creates_are_tried_again_since_they_can_be(peer, tmp_path):
     assert len(peer.jobs) == 1
 
 
-def test_waiting_does_not_stand_in_an_event_loop(peer, tmp_path):
+def test_waiting_in_an_event_loop_is_refused_and_works_in_a_thread(peer, tmp_path):
     _, config = submitted(peer, tmp_path)
 
     async def wrong():
@@ -416,7 +416,7 @@ def test_a_job_is_cancelled_and_its_logs_are_read(peer, tmp_path):
 @pytest.mark.parametrize(
     ("statuses", "error"), [(["failed"], JobFailed), (["error"], JobFailed), (["pending"], JobTimeout)]
 )
-def test_a_deployment_that_never_comes_is_said(peer, tmp_path, statuses, error):
+def test_a_deployment_that_never_becomes_ready_is_reported(peer, tmp_path, statuses, error):
     _, config = submitted(peer, tmp_path, deployment_timeout_seconds=0.05)
     backend.wait(tmp_path / "run", config, lambda _: None)
     peer.deployment_statuses = statuses

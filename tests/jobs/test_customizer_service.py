@@ -54,7 +54,7 @@ def test_a_job_goes_through_our_service_and_each_run_keeps_its_own_revision(tmp_
         assert backend.status(tmp_path / "run0", read_job(tmp_path / "run0"), config).state is JobState.COMPLETED
 
 
-def test_what_our_service_refuses_is_said_in_its_words(tmp_path):
+def test_refusals_of_our_service_are_reported_in_its_words(tmp_path):
     with Service(tmp_path / "data") as service:
         table = pairs_table(tmp_path / "pairs")
         with pytest.raises(ServiceError, match="meta/unknown"):

@@ -20,7 +20,7 @@ def prompts(path):
     return [json.loads(line)["prompt"][0]["content"] for line in path.read_text().splitlines()]
 
 
-def test_no_prompt_stands_on_both_sides_and_no_pair_is_lost(tmp_path):
+def test_no_prompt_is_in_both_splits_and_no_pair_is_lost(tmp_path):
     made = written(tmp_path, [pair(task, n) for task in range(50) for n in range(4)])
     training, validation = prompts(made.training), prompts(made.validation)
     assert set(training) & set(validation) == set()
@@ -58,7 +58,7 @@ def test_without_a_share_there_is_no_validation_file(tmp_path):
     assert not (tmp_path / "out" / "validation.jsonl").exists()
 
 
-def test_one_group_cannot_be_split_and_the_way_out_is_said(tmp_path):
+def test_one_group_cannot_be_split_and_the_error_suggests_a_fix(tmp_path):
     with pytest.raises(BackendError, match="validation: 0"):
         written(tmp_path, [pair(1, n) for n in range(5)])
 

@@ -1,4 +1,4 @@
-"""`pairwright doctor`: each thing that a run needs, and the way out where it is not there."""
+"""`pairwright doctor`: each requirement of a run, and the suggested fix if it is missing."""
 
 import json
 import shutil
@@ -81,7 +81,7 @@ def test_what_is_missing_is_named(config, arguments, name, words):
     assert any(verdict == "failed" and words in message for verdict, message, _ in rows[name]), rows
 
 
-def test_a_model_without_weights_or_template_is_said(tmp_path, model):
+def test_a_model_without_weights_or_template_is_reported(tmp_path, model):
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "config.json").write_text("{}")
     tokenizer = byte_tokenizer()
@@ -92,7 +92,7 @@ def test_a_model_without_weights_or_template_is_said(tmp_path, model):
     assert "tokenizer.json" in rows["template"][0][1]
 
 
-def test_memory_and_disk_that_do_not_suffice_are_said(tmp_path, model, monkeypatch):
+def test_insufficient_memory_and_disk_are_reported(tmp_path, model, monkeypatch):
     monkeypatch.setattr(diagnosis, "memory_available", lambda: (10, "free in this test"))
     monkeypatch.setattr(diagnosis.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10}))
     code, rows = found({}, "--model", model)
@@ -203,7 +203,7 @@ def test_for_people_it_is_a_table_with_the_way_out(tmp_path):
 
 
 def without_calls(model, folder):
-    """The same model with a template that has no tool calls and no tools."""
+    """The same model with a template that renders neither tools nor tool calls."""
     shutil.copytree(model, folder)
     (folder / "chat_template.jinja").unlink(missing_ok=True)
     config = json.loads((folder / "tokenizer_config.json").read_text())

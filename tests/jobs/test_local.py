@@ -37,7 +37,7 @@ backend = BACKENDS["local"]
 
 @pytest.fixture
 def started(tmp_path, monkeypatch):
-    """A function that starts a stand-in of a kind; what is left of it afterwards is ended."""
+    """Return a function that starts a stand-in of some kind; remaining processes are killed after the test."""
     monkeypatch.setattr(local, "COMMAND", STANDIN)
 
     def start(kind, name="run"):
@@ -165,7 +165,7 @@ def test_a_job_that_fails_is_exit_code_1(started, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_a_folder_whose_job_goes_on_takes_no_other(started, tmp_path):
+def test_a_folder_with_a_running_job_accepts_no_other_job(started, tmp_path):
     job, _ = started("slow")
     done = CliRunner().invoke(app, ["jobs", "submit", "--pairs", "x", "--model", "quick", "-o", str(tmp_path / "run")])
     assert "jobs attach" in str(done.exception)

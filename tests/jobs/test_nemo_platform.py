@@ -110,7 +110,7 @@ def checks():
         from nemo_rl_plugin.schema import RlJobInput
         from nmp.rl.tasks.training.datasets import schemas
 
-        try:  # needs pydantic-settings beside the wheel
+        try:  # needs pydantic-settings in addition to the wheel
             from nmp.customization_common.sdk.types import CustomizationJobCreateRequest as Request
         except ModuleNotFoundError:
             Request = Body
@@ -222,7 +222,7 @@ def test_tool_calls_are_refused_or_written_as_text(tmp_path, platform):
     assert {message["role"] for row in rows for message in row["prompt"]} == {"user", "assistant"}
 
 
-def test_a_lost_answer_leaves_one_job_and_an_interrupted_submission_goes_on(tmp_path, platform):
+def test_a_lost_response_leaves_one_job_and_an_interrupted_submission_resumes(tmp_path, platform):
     path = "/apis/customization/v2/workspaces/default/rl/jobs"
     platform.script[("POST", path)] = ["drop"]
     job = submit(tmp_path, config_of(platform))
@@ -288,7 +288,7 @@ def test_what_cannot_work_is_refused_with_the_way_out(tmp_path, platform, sectio
     assert not platform.jobs
 
 
-def test_pairs_that_are_no_text_are_refused(tmp_path, platform):
+def test_pairs_without_text_are_refused(tmp_path, platform):
     def prompt(task):
         return [
             Message(

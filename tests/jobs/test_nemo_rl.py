@@ -215,7 +215,7 @@ def test_pairs_that_an_epoch_leaves_out_are_counted(tmp_path, model):
 
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
-    """A folder that looks like NeMo RL, and a stand-in of the program that would start it; there is no GPU here."""
+    """A folder that looks like a checkout of NeMo RL, and a stand-in for `uv`, since there is no GPU."""
     (tmp_path / "nemo" / "examples").mkdir(parents=True)
     (tmp_path / "nemo" / "examples" / "run_dpo.py").write_text("")
     programs = tmp_path / "bin"

@@ -1,4 +1,4 @@
-"""A run whose model is trained by a service: where the model is, and what the files of the collection say of it."""
+"""A run whose model is trained by a service: the location of the model, and its entries in the files of the collection."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""TRL: the rows and arguments that are written, what it really trains, and what is refused."""
+"""TRL: the written rows and arguments, the tokens that it trains, and refusals."""
 
 import json
 import sys

@@ -32,7 +32,7 @@ def fates(folder: Path, channel: str, **options) -> dict[str, tuple[int, int]]:
     return {fate.name: (fate.turns, fate.tokens) for fate in account.fates}
 
 
-def test_pairs_sides_that_were_not_picked_refused_or_held_out_are_told_apart(models, tmp_path):
+def test_sides_that_were_not_picked_refused_or_held_out_are_distinguished(models, tmp_path):
     runs = [
         run_of(0, 0, ["hello"], reward=1.0, is_recorded=True),  # 5 letters and a stop
         run_of(0, 1, ["there"], reward=0.0, is_recorded=True, is_cut=True),  # 5 letters, no stop

@@ -62,7 +62,7 @@ def completions(rows, seed):
 
 
 def fields(per_token_logps):
-    """What TRL's fused head returns beside the log-probabilities; it feeds metrics."""
+    """Further values that TRL's fused head returns for metrics."""
     zeros = torch.zeros_like(per_token_logps)
     squares = -draw(*per_token_logps.shape, seed=7).abs()
     return SimpleNamespace(

@@ -76,7 +76,7 @@ def test_a_second_backward_pass_gives_the_same_gradient():
     assert torch.equal(first, second)
 
 
-def test_nothing_is_kept_when_no_gradient_is_wanted():
+def test_logps_have_no_grad_fn_without_gradients():
     hidden, weight, bias, targets = inputs()
     with torch.no_grad():
         logps = masked_logps(hidden.requires_grad_(), weight, bias, targets)

@@ -234,7 +234,7 @@ def test_advantages_by_hand():
 
 @pytest.mark.parametrize("kind", ["grpo", "dr_grpo"])
 def test_a_group_without_spread_is_counted_and_exactly_zero(kind):
-    """0.1 three times has a mean in float32 that is not 0.1; a run on its own has nobody to be compared with."""
+    """0.1 three times has a mean in float32 that is not 0.1; a single run has no counterpart."""
     rewards, group = torch.tensor([0.1, 0.1, 0.1, 7.0, 1.0, 2.0]), torch.tensor([0, 0, 0, 1, 2, 2])
     result = group_advantages(rewards, group, kind=kind, num_groups=4)
     assert result.values_S[:4].tolist() == [0.0] * 4

@@ -50,7 +50,7 @@ def small_model(family):
     model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.normal_(std=0.3)  # biases and norms, too
+            parameter.normal_(std=0.3)  # including biases and norms
     return model
 
 
@@ -223,7 +223,7 @@ def test_a_vocabulary_gives_the_ids_of_the_original_tokenizer(name, rule):
         assert rebuilt.encode(text).ids == original.encode(text).ids, text
 
 
-def test_the_tokens_that_end_an_answer_stand_once():
+def test_the_tokens_that_end_an_answer_are_listed_once():
     assert stop_ids({"tokenizer.ggml.eos_token_id": 7, "tokenizer.ggml.eot_token_id": 9}) == [7, 9]
     assert stop_ids({"tokenizer.ggml.eos_token_id": 7, "tokenizer.ggml.eot_token_id": 7}) == [7]
 

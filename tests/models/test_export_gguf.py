@@ -57,7 +57,7 @@ def make_tokenizer(folder, *, template=TEMPLATE, pattern=WORDS, **settings):
 
 
 def make_folder(folder, family, **settings):
-    """A model folder; the embedding has a few rows that are no token."""
+    """Write a model folder whose embedding has a few rows without a token."""
     from transformers import AutoModelForCausalLM
 
     model = small_model(family)
@@ -128,7 +128,7 @@ def test_a_file_converted_and_exported_again_has_the_same_tensors_bit_for_bit(ll
         "Q8_0",
         "F16",
         "F32",
-    }  # a row of 48 has no blocks
+    }  # a row of 48 values cannot be divided into blocks
 
 
 def test_a_tensor_that_training_changed_is_quantised_anew_and_the_others_are_copied(llama, tmp_path):
@@ -284,7 +284,7 @@ def test_targets_that_do_not_fit_are_refused(llama, tmp_path, monkeypatch):
 
 
 def test_another_type_is_written_by_llama_cpps_own_tool(llama, tmp_path, monkeypatch):
-    """The tool gets the file in 16 bits and the type; a copy stands in for its work."""
+    """The tool gets the 16-bit file and the type; a stand-in copies the file."""
     tool = tmp_path / "bin" / "llama-quantize"
     tool.parent.mkdir()
     tool.write_text('#!/bin/sh\ntest "$3" = Q4_K_M && cp "$1" "$2"\n')
@@ -318,7 +318,7 @@ def test_a_modelfile_has_the_template_in_gos_syntax_and_every_stop(llama, tmp_pa
     assert all(verdicts(prove_export(llama, tmp_path / "ollama" / "model.gguf", threads=1)).values())
 
 
-def test_templates_that_are_no_sequence_of_messages_are_refused(tmp_path):
+def test_templates_other_than_sequences_of_messages_are_refused(tmp_path):
     counted = "{% for m in messages %}{{ loop.index }}{{ m.role }}{{ m.content }}{% endfor %}"
     for number, (template, words) in enumerate(
         [

@@ -1,4 +1,4 @@
-"""What does not fit in memory is planned and written piece by piece, and nobody can tell from the files."""
+"""Builds that exceed the memory are planned and written in pieces, with identical files."""
 
 import os
 import random

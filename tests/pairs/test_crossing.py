@@ -68,7 +68,7 @@ def test_within_is_the_same_in_many_buckets(table, tmp_path, monkeypatch):
     assert build_pairs([table], tmp_path / "q", PairOptions(within="model")) == whole
 
 
-def test_overlapping_files_of_one_model_are_no_crossing(tmp_path):
+def test_overlapping_files_of_one_model_are_not_a_crossing(tmp_path):
     files = {
         "a.jsonl": [row(0, "x", 1.0, "m"), row(1, "y", 0.2, "m")],
         "b.jsonl": [row(0, "z", 0.4, "m"), row(1, "w", 0.9, "m")],

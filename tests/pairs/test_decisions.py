@@ -31,7 +31,7 @@ def student(run=0, completion=RUN, reward=0.5, **fields):
 
 
 def answer(decision, message, *, run=RUN, tools=TOOLS):
-    """A teacher's answer at the state of a decision: one message, at a prompt of its own."""
+    """A teacher's answer at the state of a decision: one message with its own prompt."""
     return Experience(eid=EID("t", "trip", 0, decision, "t"), kind="single_turn", prompt=(*PROMPT, *run[:decision]), tools=tools,
                       completion=(message,))  # fmt: skip
 
@@ -74,7 +74,7 @@ def test_every_decision_without_a_pair_is_counted(tmp_path):
     assert [(stage["unit"], stage["in"], stage["out"]) for stage in summary["stages"]] == [
         ("experiences", 3, 2), ("decisions", 5, 2), ("pairs", 2, 1),
     ]  # fmt: skip
-    # the run of `student()` has a third decision, and that of `silent` a second one, at which nobody was asked
+    # the run of `student()` has a third decision, and that of `silent` a second one, at which no teacher was asked
     assert dropped(summary) == {
         Reason.NO_DECISION: 1,
         Reason.EMPTY: 1,
@@ -105,7 +105,7 @@ def test_teachers_that_are_whole_runs_are_read_decision_by_decision_too(tmp_path
     assert dropped(summary) == {Reason.AGREES: 1, Reason.NO_TEACHER: 1}
 
 
-def test_single_steps_and_whole_runs_of_a_student_stand_side_by_side(tmp_path):
+def test_single_steps_and_whole_runs_of_a_student_can_be_combined(tmp_path):
     teacher = teach(tmp_path / "t", answer(4, Message("assistant", "Take SK1.")),
                     candidate(None, "yes", task="q", prompt=(Message("user", "q"),)))  # fmt: skip
     step = candidate(None, "no", task="q", prompt=(Message("user", "q"),))
@@ -151,7 +151,7 @@ def test_slices_give_the_same_bytes(tmp_path, monkeypatch):
     assert (tmp_path / "one/pairs.parquet").read_bytes() == (tmp_path / "five/pairs.parquet").read_bytes()
 
 
-def test_decisions_of_one_run_are_no_near_duplicates_of_each_other(tmp_path):
+def test_decisions_of_one_run_are_not_near_duplicates_of_each_other(tmp_path):
     """Only what was said up to a decision belongs to its pair, not the whole run that all of them share."""
     words = [" ".join(f"{turn}w{number}" for number in range(200)) for turn in range(3)]
     completion = tuple(m for word in words for m in (Message("assistant", word), Message("user", word[::-1])))[:-1]

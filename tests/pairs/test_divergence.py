@@ -1,4 +1,4 @@
-"""Trajectories are compared from where they part, and only where the model chose."""
+"""Trajectories are compared from their divergence point, and only if the model generated the difference."""
 
 from made_tables import built, dropped, rewards_of
 
@@ -53,7 +53,7 @@ def test_the_shared_prefix_is_the_prompt_whatever_the_call_ids_are(tmp_path):
     assert pair.id == pair_id(pair.prompt, pair.tools, pair.chosen, pair.rejected)
 
 
-def test_a_difference_that_the_model_did_not_write_is_no_choice_unless_asked_for(tmp_path):
+def test_a_difference_outside_of_generated_turns_gives_no_pair_by_default(tmp_path):
     good = run_of(0, 1.0, call("a", "{}"), result("a", "one boat"), say("Done."))
     bad = run_of(1, 0.0, call("a", "{}"), result("a", "no boat"), say("Sorry."))
     pairs, summary = built(tmp_path / "a", [good, bad], strategy="divergence")
@@ -63,7 +63,7 @@ def test_a_difference_that_the_model_did_not_write_is_no_choice_unless_asked_for
     assert pair.info == {"divergence": 3, "diverged_by": "environment"}
 
 
-def test_an_assistant_turn_of_the_prompt_is_no_choice_of_this_run(tmp_path):
+def test_an_assistant_turn_of_the_prompt_is_not_generated_by_the_run(tmp_path):
     runs = [run_of(number, float(number), say("end"), prompt=(ASK, say(text))) for number, text in enumerate("ab")]
     assert dropped(built(tmp_path, runs, strategy="divergence")[1]) == {Reason.ENVIRONMENT: 1}
 

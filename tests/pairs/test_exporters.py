@@ -114,7 +114,7 @@ def test_a_pair_comes_back_through_the_readers_or_is_refused_with_the_reason(tmp
     if outcome == "less":
         assert set(summary.noted) <= {"reasoning_left_out", "names_left_out"} != set()
         sides = tuple(map(without, sides))
-    # Trinity's plaintext has the keys of TRL's raw text, so its rows are read as a chat only where it is named.
+    # Trinity's plaintext has the keys of TRL's raw text, so its rows are read as a chat only with --format.
     (found,) = read_back(output, "trinity" if target == "trinity" else "auto")
     assert isinstance(found, Experience), found
     assert conversations(found.prompt, found.chosen.messages, found.rejected.messages) == conversations(*sides)
@@ -212,7 +212,7 @@ def test_one_file_of_all_pairs_adds_up_and_has_a_line_for_each_that_fits(tmp_pat
 
 
 @pytest.mark.parametrize("target", [*EXPECTED, "trl-unpaired"])
-def test_no_value_is_ever_a_python_repr(tmp_path, target):
+def test_values_are_never_python_reprs(tmp_path, target):
     run(target, stored(tmp_path / "pairs"), tmp_path / "out.jsonl")
     text = (tmp_path / "out.jsonl").read_text()
     for sign in ("ToolCall(", "Message(", "b'", "{'", "None", "<pairwright"):

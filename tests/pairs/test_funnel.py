@@ -133,7 +133,7 @@ def test_lint_suggests_no_weights_where_they_would_all_be_zero(tmp_path):
     assert [found.name for found in lint_pairs(tmp_path / "balanced" / "pairs", max_near=1.0)] == ["no-weight"]
 
 
-def test_statistics_count_what_is_there(tmp_path):
+def test_statistics_count_the_rows_of_the_table(tmp_path):
     built(tmp_path, several(0.9, 0.7, 0.5))
     found = pair_statistics(tmp_path / "pairs")
     assert (found["pairs"], found["tasks"], found["gap_min"], found["gap_max"]) == (3, 1, 0.2, 0.4)

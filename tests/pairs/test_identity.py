@@ -24,7 +24,7 @@ def test_a_part_of_a_column_has_the_words_of_that_part():
     assert words_of(column[3:5]).tolist() == [[0, 3], [0, 4]]
 
 
-def test_what_is_no_hash_is_a_mistake_of_ours():
+def test_an_invalid_hash_is_an_internal_error():
     with pytest.raises(AssertionError, match="32 hex digits"):
         words_of(pl.Series(["abc"]))
     with pytest.raises(AssertionError, match="is there"):

@@ -154,7 +154,7 @@ def test_an_empty_table_is_a_table(tmp_path):
     assert pq.read_schema(tmp_path / FILE_NAME).names == PAIR_SCHEMA.names
 
 
-def test_what_is_no_pairs_table_is_said(tmp_path):
+def test_an_invalid_pairs_table_is_reported(tmp_path):
     with pytest.raises(TableError, match=r"pairs.parquet: no such file.*pairwright pairs"):
         list(read_pairs(tmp_path))
     (tmp_path / FILE_NAME).write_bytes(b"PAR1 and then nothing")
@@ -170,7 +170,7 @@ def test_what_is_no_pairs_table_is_said(tmp_path):
     [{"chosen": None}, {"chosen": "[{]"}, {"chosen_uid": "x"}, {"rejected_reward": 2.0}, {"gap": None}, {"info": "{"}],
     ids=lambda change: "-".join(change),
 )
-def test_a_row_that_is_no_pair_is_named(tmp_path, change):
+def test_an_invalid_row_is_named(tmp_path, change):
     row = pairs_to_batch([make()]).to_pylist()[0]
     write_pairs(tmp_path, [pa.RecordBatch.from_pylist([row | change], schema=PAIR_SCHEMA)])
     with pytest.raises(TableError, match=f"pair '{row['id']}'"):

@@ -52,7 +52,7 @@ def test_an_empty_side_never_pairs(tmp_path, empty):
     assert dropped(summary) == {Reason.EMPTY: 1}
 
 
-def test_a_call_without_arguments_is_no_empty_side_and_stays_a_call(tmp_path):
+def test_a_call_without_arguments_is_not_an_empty_side_and_stays_a_call(tmp_path):
     calls = (ToolCall("stop", ""),)
     acting = Experience(eid=EID("b", "t", 1, 0, "s"), kind="single_turn", prompt=[Message("user", "Which way?")],
                         completion=[Message("assistant", None, tool_calls=calls)], reward=0.0)  # fmt: skip
@@ -310,7 +310,7 @@ def test_an_empty_table_gives_no_pairs_and_says_so(tmp_path):
     assert list(read_pairs(tmp_path / "pairs")) == []
 
 
-def test_equal_candidates_are_told_apart_by_their_ids_not_by_their_order(tmp_path):
+def test_the_choice_among_equal_candidates_does_not_depend_on_their_order(tmp_path):
     rows = [candidate(1.0, "A", run=run) for run in range(5)] + [candidate(0.0, "B", run=run) for run in range(5, 10)]
     (pair,), _ = built(tmp_path / "a", rows, strategy="best-worst", dedupe=False)
     (again,), _ = built(tmp_path / "b", rows[::-1], strategy="best-worst", dedupe=False)

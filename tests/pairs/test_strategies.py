@@ -63,7 +63,7 @@ def test_the_largest_k_are_the_largest_k_of_all(rows, largest, min_gap, max_gap,
     st.sampled_from([None, 0.3, 0.8]),
 )
 @settings(deadline=None)
-def test_pairs_that_nobody_built_are_counted_right(values, min_gap, max_gap):
+def test_pairs_that_were_not_built_are_counted_correctly(values, min_gap, max_gap):
     values = np.array(sorted(values, reverse=True))
     gaps = [decimal_gap(high, low) for place, high in enumerate(values) for low in values[place + 1 :]]
     expected = (
@@ -121,7 +121,7 @@ def test_thresholds_may_be_quantiles(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["q1.5", "high", "", "q", "nan", "0.5.5"])
-def test_a_threshold_that_is_none_is_refused(text):
+def test_an_invalid_threshold_is_refused(text):
     with pytest.raises(ConfigError, match=r"high: .*expected a reward"):
         PairOptions(strategy="stratified", high=text)
 

@@ -1,4 +1,4 @@
-"""Float noise is no preference: rewards within a relative tolerance tie, in every strategy and for lint."""
+"""Float noise is not a preference: rewards within a relative tolerance tie, in every strategy and in lint."""
 
 import math
 
@@ -55,7 +55,7 @@ def test_noise_around_zero_ties_with_zero(tmp_path):
     assert (pairs, dropped(summary)) == ([], {Reason.TIED: 1})
 
 
-def test_across_groups_a_tie_is_no_pair_either(tmp_path):
+def test_ties_across_groups_are_not_pairs(tmp_path):
     rows = [*several(1.0, task="one"), *several(NOISE, task="two", prompt=(Message("user", "else?"),))]
     options = {"strategy": "stratified", "across_groups": True, "high": Threshold(NOISE), "low": Threshold(NOISE)}
     pairs, summary = built(tmp_path, rows, **options)
@@ -172,7 +172,7 @@ def test_the_largest_k_are_right_among_noisy_rewards(rows, largest, min_gap, max
     st.sampled_from([0.0, 1e-9, 0.01]),
 )
 @settings(deadline=None)
-def test_ties_that_nobody_built_are_counted_right(values, min_gap, max_gap, tolerance):
+def test_ties_without_pairs_are_counted_correctly(values, min_gap, max_gap, tolerance):
     values = np.array(sorted(values, reverse=True))
     options = PairOptions(min_gap=min_gap, max_gap=max_gap, tie_tolerance=tolerance)
     pairs = [(high, low) for place, high in enumerate(values) for low in values[place + 1 :]]

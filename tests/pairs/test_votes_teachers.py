@@ -93,7 +93,7 @@ def test_what_teachers_agree_on_is_chosen_over_what_the_student_did(tmp_path):
     assert dropped(summary) == {Reason.NO_TEACHER: 1, Reason.AGREES: 1, Reason.TEACHERS_DISAGREE: 1}
 
 
-def test_how_many_teachers_must_agree_can_be_said(tmp_path):
+def test_the_required_number_of_agreeing_teachers_is_an_option(tmp_path):
     teachers = tuple(teacher(tmp_path / name, text) for name, text in (("x", "good"), ("y", "good"), ("z", "odd")))
     for least, count in ((1, 1), (2, 1), (3, 0)):
         pairs, _ = built(

@@ -46,7 +46,7 @@ def digests(folder, *, suffix="", names=True):
 
 
 def command(*words, **environment):
-    """The command line in a process of its own."""
+    """Run the command line in a separate process."""
     return subprocess.run(
         [sys.executable, "-c", "from pairwright.cli import run_program; run_program()", *map(str, words)],
         capture_output=True, text=True, env=os.environ | environment, stdin=subprocess.DEVNULL, timeout=300,

@@ -1,4 +1,4 @@
-"""A real S3 server on loopback (moto's), what it was asked, and requests that fail. conftest.py has it for all tests."""
+"""A real S3 server (moto) on loopback, with a log of its requests and injected failures. conftest.py has it for all tests."""
 
 import os
 import threading
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-# Credentials are checked by nobody here; the endpoint is how a user of MinIO names it.
+# The server does not check credentials; the endpoint is set as by a user of MinIO.
 _ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "testing-key",
     "AWS_SECRET_ACCESS_KEY": "testing-secret",
@@ -67,7 +67,7 @@ class Bucket:
         return self.client.get_object(Bucket=self.name, Key=key)["Body"].read()
 
     def objects(self, prefix=""):
-        """All objects but the empty ones that stand for folders."""
+        """Return all objects except the empty ones that represent folders."""
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=prefix)
         found = [item["Key"] for page in pages for item in page.get("Contents", [])]
         return sorted(key for key in found if not key.endswith("/"))
@@ -115,7 +115,7 @@ def s3(s3_server):
 
 @pytest.fixture
 def bucket(s3):
-    """A bucket of its own for a test."""
+    """Create a new bucket for a test."""
     import boto3
 
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Addresses: what a text names, what is shown of it, what is found there, and file systems of fsspec."""
+"""Addresses: parsing, display, listing, and file systems of fsspec."""
 
 import gzip
 import pickle
@@ -90,7 +90,7 @@ def test_a_file_is_put_whole_read_renamed_and_deleted(memory, tmp_path):
     assert there.parent.entries() == []
 
 
-def test_nothing_appears_of_a_file_whose_writing_fails(memory):
+def test_a_file_whose_writing_fails_does_not_appear(memory):
     there = place("memory://box/a.txt")
     with pytest.raises(RuntimeError), stage_file(there) as written:
         written.write_bytes(b"half")
@@ -154,7 +154,7 @@ def test_the_stages_run_on_a_file_system_of_fsspec(memory, tmp_path):
         assert digests(f"memory://box/{name}", names=name == "pairs") == local
 
 
-def test_nobody_appends_to_a_table_at_an_address(memory):
+def test_appending_to_a_table_at_an_address_is_refused(memory):
     table = Table("memory://box/experience")
     with pytest.raises(TableError, match="appends need a journal, which an address does not support"):
         table.append([candidate(1.0)])

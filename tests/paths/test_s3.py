@@ -1,4 +1,4 @@
-"""Every stage on S3, against a real server on loopback: the bytes are those of a local run, and nothing is seen half."""
+"""Every stage on S3, against a real server on loopback: the bytes equal those of a local run, and partial files are never visible."""
 
 import gc
 import gzip

@@ -1,4 +1,4 @@
-"""Files are written whole: new content or what was there before, with nothing left beside it."""
+"""Files are written atomically: they have the new content or the old one, and no temporary files remain."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ def names(folder):
     return sorted(path.name for path in folder.rglob("*"))
 
 
-def test_a_file_takes_its_name_with_all_of_its_content(tmp_path):
+def test_a_file_gets_its_name_when_its_content_is_complete(tmp_path):
     target = tmp_path / "new" / "a.txt"
     with write_atomic(target) as temporary:
         assert temporary.parent == target.parent

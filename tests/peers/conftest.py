@@ -51,7 +51,7 @@ def nat_environment(tmp_path) -> dict[str, str]:
     information = tmp_path / "registered" / "colours-1.0.dist-info"
     information.mkdir(parents=True)
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: colours\nVersion: 1.0\n")
-    # ours stands in pyproject.toml, too; an environment may have an older installation of it
+    # our plugin is also declared in pyproject.toml, but an environment may have an older installation
     (information / "entry_points.txt").write_text(
         "[nat.components]\ncolours = nat_workflow\npairwright = pairwright.nat.nat_components\n"
     )

@@ -1,7 +1,7 @@
 """A small NAT workflow for tests: it names a colour, with three candidates a turn that are pushed as TTC steps.
 
 Its answers are made from the question, without a model, so that a run takes no time. The second turn has a list of
-messages as input. A question with "tie" gives equal scores, one with "nan" a score that is no number, and one with
+messages as input. A question with "tie" gives equal scores, one with "nan" a non-numeric score, and one with
 "fail" raises.
 """
 

@@ -93,7 +93,7 @@ _CONTROL = re.compile(
 
 
 def find_control_tokens(template: str) -> list[str]:
-    """What a template writes, or text that it rendered has, that looks like a token of its own."""
+    """Find the parts of a template, or of a render, that look like control tokens."""
     return sorted(set(_CONTROL.findall(template)))
 
 
@@ -114,7 +114,7 @@ def _render_example(tokenizer: Any) -> str:
 
 @functools.cache
 def load_model(name: str) -> Any:
-    """A transformers tokenizer of a model that a test names, or a skip that says why there is none.
+    """Return the transformers tokenizer of a model that a test names; skip the test with a reason if it is missing.
 
     `stop_tokens` on it are those of the model's generation_config.json, where the table has them."""
     model = MODELS.get(name.removeprefix("trl-internal-testing/tiny-"))

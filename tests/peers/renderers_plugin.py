@@ -56,7 +56,7 @@ class Renderer:
         content = ((sequence.paint != Paint.TEMPLATE) | sequence.mask).tolist()
         if add_generation_prompt:
             asked = self.render_ids(messages, tools=tools, add_generation_prompt=True)
-            # Some templates add nothing after a turn of the model; a stop that we add is no part of their text.
+            # Some templates add nothing after a generated turn; a stop token that we add is not part of their text.
             more = max(0, len(asked) - len(ids))
             ids, mask, owners = ids + asked[len(ids) :], mask + [False] * more, owners + [-1] * more
             content += [False] * more

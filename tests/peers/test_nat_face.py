@@ -27,7 +27,7 @@ def test_a_component_without_nat_names_the_extra():
         _ = pairwright.nat.PairwrightTrainer
 
 
-def test_an_unknown_name_is_no_attribute():
+def test_an_unknown_name_raises_attribute_error():
     with pytest.raises(AttributeError, match="has no attribute 'Trainer'"):
         _ = pairwright.nat.Trainer
 

@@ -139,7 +139,7 @@ def test_a_tool_call_comes_back_whole(tmp_path):
     again = TrajectoryCollection.model_validate_json(collection.model_dump_json())
     (preference,) = read_preferences(again).experiences
     assert preference.chosen.messages[0].tool_calls[0].name == "clock"
-    # texts that were changed since count more than what is beside them
+    # texts that were changed later take precedence over the metadata
     again.trajectories[0][0].episode[0].chosen_response = "noon"
     (changed,) = read_preferences(again).experiences
     assert changed.chosen.messages[0].text == "noon"
@@ -293,7 +293,7 @@ def test_skipped_turns_and_comparisons_are_counted_as_nat_counts_them(tmp_path):
     assert (metrics["skipped_score_diff"], metrics["skipped_single_candidate"]) == (3, 1)
     _, metrics = build(tmp_path, result, min_score_diff=0.5, exhaustive_pairs=False, require_multiple_candidates=False)
     assert (metrics["skipped_score_diff"], metrics["skipped_single_candidate"]) == (1, 0)
-    # without a least difference NAT skips none; a tie is no pair here, and is counted as such
+    # without a minimum difference NAT skips nothing; here ties are not pairs, and are counted
     _, metrics = build(tmp_path, result)
     assert (metrics["skipped_score_diff"], metrics["dropped"]["tied rewards"]) == (0, 1)
 

@@ -39,7 +39,7 @@ TRL_CLASSES = "SupportsToolCalling or PrefixPreserving or StopTokenTrained or Tr
 
 
 class Outcome(NamedTuple):
-    """`failed` are the names of tests, each with the first line of what it says."""
+    """`failed` has the names of failed tests, each with the first line of its error."""
 
     counts: Counter[str]
     failed: list[str]
@@ -94,7 +94,7 @@ def read_explanations(peer: str) -> list[re.Pattern[str]]:
 
 
 def run_tests(folder: Path, names: list[str], plugin: str, output: Path, more: list[Path]) -> Outcome:
-    """Their tests in a process of their own, with our plugin."""
+    """Run their tests in a separate process, with our plugin."""
     paths = [HERE.parents[1] / "src", HERE, *more]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "HF_HUB_OFFLINE": "1"}
     words = ["-p", plugin, "-p", "no:cacheprovider", "-q", "-rN", f"--junit-xml={output / 'outcome.xml'}"]
@@ -119,7 +119,7 @@ def read_outcome(text: str) -> Outcome:
 
 
 def unpack_sdist(name: str, version: str, folder: Path) -> Path:
-    """The sdist of a package, unpacked; nothing of it is built. The version is fixed: the README explains its tests."""
+    """Download and unpack the sdist of a package without building it. The version is fixed, since the README explains its tests."""
     from pip._internal.models.index import PyPI
 
     try:

@@ -10,7 +10,7 @@ import pairwright.trinity
 
 
 class ExperienceModel:
-    """In the place of Trinity's SQL model: what it keeps of an experience is its bytes."""
+    """Replaces Trinity's SQL model; stores the bytes of an experience."""
 
     def __init__(self, experience_bytes: bytes) -> None:
         self.experience_bytes = experience_bytes

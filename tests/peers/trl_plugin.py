@@ -42,7 +42,7 @@ _ANSWERED = [{"role": role, "content": "dummy"} for role in ("user", "assistant"
 
 
 class Peer:
-    """A tokenizer, or a processor of it that answers in batches, with one more template: ours."""
+    """A tokenizer, or a processor around one (which returns batches), with an additional template of ours."""
 
     def __init__(self, tokenizer: Any, *, is_processor: bool) -> None:
         self.tokenizer = tokenizer

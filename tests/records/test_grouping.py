@@ -54,6 +54,6 @@ def test_only_a_preference_can_be_split():
         split_preference(Experience(kind="single_turn"))
 
 
-def test_tokens_stand_on_the_prompt_and_both_sides_or_nowhere():
+def test_token_ids_are_on_the_prompt_and_both_sides_or_on_none():
     with pytest.raises(RecordError, match="tokens on the prompt and both sides"):
         Experience(kind="preference", tokens=[1], chosen=Side(tokens=[1]), rejected=Side())

@@ -197,7 +197,7 @@ def test_records_import_without_torch_ray_polars_or_pyarrow():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_text_is_generated_where_it_stands_in_a_completion():
+def test_assistant_text_in_a_completion_is_generated():
     prompt, answer = Message("text", "The sea is"), Message("text", " wet.")
     experience = Experience(kind="single_turn", prompt=[prompt], completion=[answer])
     assert [message.is_generated for message in experience.messages] == [False, True]

@@ -32,7 +32,7 @@ def test_recorded_arguments_stay_text_unless_they_are_decoded():
 @pytest.mark.parametrize(
     ("text", "value"), [(" ", {}), ("[1]", "[1]"), ("{broken", "{broken"), ("[" * 10**5, "[" * 10**5)]
 )
-def test_arguments_that_are_no_object_stay_text(text, value):
+def test_arguments_other_than_objects_stay_text(text, value):
     assert arguments_object(ToolCall("clock", text)) == value
 
 

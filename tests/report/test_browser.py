@@ -68,7 +68,7 @@ def test_text_is_large_enough_to_read_on_a_phone(browser, page_file):
     page.close()
 
 
-def test_plots_open_as_files_of_their_own(browser, page_file):
+def test_plots_open_as_separate_files(browser, page_file):
     page = browser.new_page(viewport={"width": 800, "height": 600}, color_scheme="dark")
     told = []
     page.on("console", lambda message: told.append(message.text))

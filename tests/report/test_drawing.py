@@ -27,7 +27,7 @@ def test_characters_that_hide_or_turn_text_are_spelled_out():
     assert escape("tab\tline\nünïcödé 漢字 🙂") == "tab\tline\nünïcödé 漢字 🙂"
 
 
-def test_attributes_are_named_as_in_html_and_left_out_when_there_is_nothing_to_say():
+def test_attributes_are_named_as_in_html_and_left_out_without_a_value():
     assert tag("line", stroke_width=2, class_="a", hidden=None, open=False) == '<line stroke-width="2" class="a"/>'
     assert tag("details", "x", open=True) == "<details open>x</details>"
     assert tag("meta", name="viewport") == '<meta name="viewport">'
@@ -110,7 +110,7 @@ def test_bars_of_a_histogram_are_as_high_as_their_counts():
     assert first.find(SPACE + "title").text == "pairs: 4 from 0 to 1"
 
 
-def test_an_interval_reaches_from_low_to_high_and_none_is_drawn_where_there_is_none():
+def test_an_interval_reaches_from_low_to_high_and_is_drawn_only_if_present():
     svg = interval_chart([Span("before", 0.5, 0.4, 0.6), Span("after", 0.7, None, None)], label="x", zero=True)
     assert len(marks(svg, "line", "span")) == 1
     assert len(marks(svg, "circle", "dot")) == 2
@@ -119,7 +119,7 @@ def test_an_interval_reaches_from_low_to_high_and_none_is_drawn_where_there_is_n
     assert float(zero.get("x1")) < float(span.get("x1")) < float(span.get("x2"))
 
 
-def test_long_names_of_bars_are_cut_and_told_whole():
+def test_long_names_of_bars_are_truncated_with_the_full_name_as_tooltip():
     name = "a reason that is much longer than what fits above a bar on a phone"
     svg = bar_chart([Bar(name, 3), Bar("none", 0)], label="x")
     text = next(ElementTree.fromstring(svg).iter(SPACE + "text"))
@@ -127,7 +127,7 @@ def test_long_names_of_bars_are_cut_and_told_whole():
     assert marks(svg, "rect", "bar")[1].get("width") == "0"
 
 
-def test_plots_become_files_that_stand_alone(tmp_path):
+def test_plots_become_self_contained_files(tmp_path):
     plot = Plot(
         "../../etc/x y",
         "Loss",

@@ -161,7 +161,7 @@ def test_sides_are_shown_from_where_they_part():
     assert count_same_turns(call[:1], call) == 0  # a side is never left without a turn
 
 
-def test_long_and_many_pairs_are_cut_and_that_is_said(tmp_path):
+def test_long_and_many_pairs_are_truncated_with_a_note(tmp_path):
     rows = [row for row in make_experiences(40, odd="x" * 3 * MAX_CHARACTERS) if row.reward is not None]
     with Table(tmp_path / "experience") as table:
         table.append(rows)
@@ -173,7 +173,7 @@ def test_long_and_many_pairs_are_cut_and_that_is_said(tmp_path):
     assert len(page) < 12 * 3 * (MAX_CHARACTERS + 2_000) * 2
 
 
-def test_regressions_show_what_either_model_said(tmp_path):
+def test_regressions_show_the_transcripts_of_both_models(tmp_path):
     make_evaluation(tmp_path, gain=-0.2)
     for side in ("before", "after"):
         with Table(tmp_path / "evaluation" / side / "experience") as table:
@@ -227,7 +227,7 @@ def test_values_that_are_not_finite_and_torn_lines_are_counted(tmp_path):
 
 
 @pytest.mark.parametrize(("falling", "expected"), [(True, "likelihood displacement"), (False, "chosen rose")])
-def test_likelihood_displacement_is_said_in_words(tmp_path, falling, expected):
+def test_likelihood_displacement_is_reported_in_words(tmp_path, falling, expected):
     make_metrics(tmp_path / "metrics.jsonl", falling=falling)
     assert f"{expected} " in text_of(make_report(tmp_path).html)
 

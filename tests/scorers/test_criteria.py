@@ -1,4 +1,4 @@
-"""Built-in criteria: what each says of runs that are clear cases, and where it does not apply."""
+"""Built-in criteria: scores of unambiguous runs, and runs to which a criterion does not apply."""
 
 import json
 

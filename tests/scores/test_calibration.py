@@ -79,7 +79,7 @@ def test_intervals_of_the_order_bias_cover_the_truth(bias):
 def test_intervals_of_the_length_bias_cover_the_truth(bias, noise):
     def simulate(generator):
         labels = (generator.random(NUM_LABELS) < 0.6).astype(np.float64)
-        logs = generator.normal(size=NUM_LABELS) + 0.5 * labels  # good answers are longer, too
+        logs = generator.normal(size=NUM_LABELS) + 0.5 * labels  # good answers are also longer
         standard = (logs - logs.mean()) / logs.std()
         scores = 0.3 + 0.4 * labels + bias * standard + generator.normal(scale=noise * (1 + labels), size=NUM_LABELS)
         return length_slope(scores, labels, np.expm1(logs - logs.min()))

@@ -183,7 +183,7 @@ def test_a_rate_limited_judge_is_asked_again_later(table, tmp_path):
         assert table.score(rubric, max_concurrency=1).scored == 12
 
 
-def test_the_limit_of_requests_is_kept_and_the_next_run_goes_on(table, tmp_path):
+def test_the_limit_of_requests_is_kept_and_the_next_run_continues(table, tmp_path):
     with JudgeServer(by_length) as server:
         rubric = write_rubric(tmp_path, server.url)
         summary = table.score(rubric, max_requests=5, max_concurrency=4)

@@ -89,7 +89,7 @@ def test_several_criteria_have_a_mean_and_are_chosen_by_name(table):
     [("good", "expected a number"), (float("nan"), "expected a finite number"), ({"a": "b"}, "expected a number"),
      ([1.0], "expected a number")],
 )  # fmt: skip
-def test_what_is_no_number_is_a_failure_and_never_a_score(table, value, cause):
+def test_a_non_numeric_score_is_a_failure(table, value, cause):
     summary = table.score(lambda run: value, name="odd")
     assert summary.scored == 0
     assert summary.failures.total() == 12
@@ -214,7 +214,7 @@ def test_unknown_scorers_are_refused(table):
         table.score(length, name="../x")
 
 
-def test_a_name_stands_before_a_scorer():
+def test_a_name_can_precede_a_scorer():
     assert split_name("a=no_loop") == ("a", "no_loop")
     assert split_name("exact:answer") == (None, "exact:answer")
     with pytest.raises(ConfigError, match="NAME=SCORER"):

@@ -213,12 +213,12 @@ def test_a_stub_with_a_template_is_rendered_and_its_texts_are_found(wrap):
     assert masked(batch["input_ids"][0], batch["response_mask"][0]) == "open xread xBye."
     hint = "<system>tool_not_found: use one of ['read']</><assistant>read x</>"
     assert f"no tool named open</>{hint}<user>Thanks." in spell(batch["ctx_teacher_input_ids"][0])
-    # The generation prompt stands before the answer, as it does at inference.
+    # The generation prompt precedes the answer, as in inference.
     assert spell(batch["dpo_chosen_input_ids"][0]) == "<user>A</><assistant>a"
 
 
 TRACES = [
-    # The recovery stands in the middle of the run, ...
+    # The recovery is in the middle of the run, ...
     example(trace_id="middle"),
     # ... or ends it; here the failed tool was called, and the recovery calls another one.
     {

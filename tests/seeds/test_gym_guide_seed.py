@@ -80,7 +80,7 @@ def test_same_prompt_pairs_the_best_with_the_worst_from_the_gap_on(tmp_path):
 
 
 def test_stratified_pairs_every_high_with_every_low_response(tmp_path):
-    # The guide also compares responses to different prompts; ours has to be told to.
+    # The guide also compares responses to different prompts, which ours does only with an option.
     options = {"strategy": "stratified", "across_groups": True, "max_per_chosen": 9}
     lines = transform(tmp_path, ROLLOUTS, **options, min_gap=0.2, high_threshold=0.7, low_threshold=0.4)
     lows = [("red", 0.25), ("flat", 0.375)]

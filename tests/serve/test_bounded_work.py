@@ -110,7 +110,7 @@ def test_a_one_token_request_behind_hundreds_of_prompts_is_answered_and_the_work
     asyncio.run(go())
 
 
-def test_every_request_is_a_group_of_its_own(place, monkeypatch):
+def test_every_request_is_a_separate_group(place, monkeypatch):
     groups: list = []
     submit = place.server.batcher.submit
 

@@ -18,7 +18,7 @@ def client(place):
         yield made
 
 
-def test_a_text_is_continued_by_sixteen_tokens_unless_told_otherwise(client):
+def test_a_text_is_continued_by_sixteen_tokens_by_default(client):
     made = client.completions.create(model="tiny", prompt="the cat sat", seed=1)
     assert made.object == "text_completion"
     assert made.usage.completion_tokens <= 16
@@ -36,7 +36,7 @@ def test_prompts_are_numbered_through_and_token_ids_mean_the_same_as_their_text(
     assert [choice.text for choice in lists.choices] == [choice.text for choice in by_ids.choices] * 2
 
 
-def test_logprobs_stand_beside_their_tokens(client):
+def test_logprobs_are_aligned_with_their_tokens(client):
     made = client.completions.create(model="tiny", prompt="the", max_tokens=6, seed=1, logprobs=2)
     found = made.choices[0].logprobs
     assert len(found.tokens) == len(found.token_logprobs) == len(found.top_logprobs) == len(found.text_offset)

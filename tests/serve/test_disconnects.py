@@ -1,4 +1,4 @@
-"""A client that goes away stops its own work and nobody else's; requests that wait together are one batch."""
+"""A disconnect stops only the work of that client; requests that wait together form one batch."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ def place():
 
 
 def is_at_rest(place) -> bool:
-    """Whether nothing is open, for clients and for the model."""
+    """Return whether neither the server nor the engine has open requests."""
     return place.server.num_open == 0 and place.server.batcher.num_open == 0 and place.server.batcher.is_idle
 
 

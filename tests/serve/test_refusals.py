@@ -78,7 +78,7 @@ def test_what_does_not_fit_the_context_is_refused(client, limit):
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b'"x"', b"\xff", b"[" * 50_000, b'{"model": "tiny"}', b""])
-def test_a_body_that_is_no_request_is_refused(place, body):
+def test_an_invalid_body_is_refused(place, body):
     answer = httpx.post(f"{place.url}/v1/chat/completions", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 400
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
@@ -159,7 +159,7 @@ def test_an_engine_that_breaks_is_a_server_error_and_the_next_request_is_answere
         assert ask()
 
 
-def test_more_open_requests_than_allowed_are_told_to_come_again(place):
+def test_too_many_open_requests_are_refused_with_a_retry(place):
     with served(tiny_engine(), max_requests=0) as full:
         answer = httpx.get(f"{full.url}/v1/models")
     assert answer.status_code == 429

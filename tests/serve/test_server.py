@@ -37,7 +37,7 @@ def serving(*arguments, environment=None):
         process.wait(30)
 
 
-def test_a_folder_is_served_under_its_names_until_the_process_is_told_to_end(tmp_path):
+def test_a_folder_is_served_under_its_names_until_the_process_is_stopped(tmp_path):
     folder = save_model(tmp_path / "tuned")
     with serving(folder, "--port", "0", "--threads", "1", "--name", "ns/tuned@1", "--name", "tuned") as (process, url):
         with openai.OpenAI(base_url=url, api_key="x", max_retries=0) as client:
@@ -71,7 +71,7 @@ def failed(*arguments, **options):
     return done.returncode, done.stderr
 
 
-def test_a_port_that_is_taken_is_said_before_the_model_is_loaded(tmp_path):
+def test_a_port_in_use_is_reported_before_the_model_is_loaded(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -81,7 +81,7 @@ def test_a_port_that_is_taken_is_said_before_the_model_is_loaded(tmp_path):
     assert "choose another with --port" in said
 
 
-def test_what_is_no_model_folder_is_said_in_one_line(tmp_path):
+def test_an_invalid_model_folder_is_reported_in_one_line(tmp_path):
     code, said = failed(tmp_path, "--port", "0")
     assert code == 1
     assert "not a model folder" in said
@@ -103,13 +103,13 @@ def test_a_token_variable_that_is_empty_is_refused(tmp_path):
     assert "NO_SUCH_TOKEN_HERE" in said
 
 
-def test_vllm_that_is_not_there_is_said_with_the_way_out(tmp_path):
+def test_a_missing_vllm_is_reported_with_the_fix(tmp_path):
     with pytest.raises(PairwrightError, match="--vllm PATH"):
         vllm_command(tmp_path, host="127.0.0.1", port=1, names=[], command="no-such-vllm", more=[])
 
 
 def test_vllm_gets_folder_name_address_and_what_follows_the_dashes(tmp_path):
-    """A stand-in program that writes down what it was called with, in the place of the real one."""
+    """A stand-in for vLLM records its arguments."""
     program = tmp_path / "vllm"
     program.write_text(f"#!{sys.executable}\nimport json, os, sys\n"
                        "json.dump([sys.argv[1:], os.environ.get('VLLM_API_KEY')], open(os.environ['SEEN'], 'w'))\n")  # fmt: skip

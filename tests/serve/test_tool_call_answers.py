@@ -36,7 +36,7 @@ HERMES_CALL = '<tool_call>\n{"name": "clock", "arguments": {"zone": "UTC"}}\n</t
         (None, HERMES_CALL, HERMES_CALL, []),
     ],
 )  # fmt: skip
-def test_calls_are_found_and_what_is_no_call_stays_text(form, text, content, calls):
+def test_calls_are_parsed_and_other_text_stays_text(form, text, content, calls):
     assert split_calls(form, text) == (content, calls)
 
 
@@ -59,7 +59,7 @@ def test_pieces_give_what_the_whole_gives(data):
         assert given_out + rest == text, "nothing the model wrote is dropped"
 
 
-def test_families_are_told_by_their_templates():
+def test_families_are_detected_by_their_templates():
     assert format_of(HERMES_TEMPLATE) is HERMES
     assert format_of("<tool_call><function=x>") is None
     assert format_of("{{ '[TOOL_CALLS]' }}") is MISTRAL

@@ -1,4 +1,4 @@
-"""The application in this process, with nothing running behind it: for tests of what it answers."""
+"""The application in this process without a supervisor, for tests of its responses."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

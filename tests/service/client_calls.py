@@ -1,6 +1,6 @@
 """Every call of the real clients that docs/how-to/service.md lists: `client_calls.py URL CONFIG TOKEN DATA FOLDER`.
 
-Runs in a process of its own, since the clients read the environment when they are imported. Prints JSON: for each
+Runs in a separate process, since the clients read the environment when they are imported. Prints JSON: for each
 resource the calls that worked, and those that were refused, with the status of the answer.
 """
 

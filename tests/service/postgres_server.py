@@ -32,7 +32,7 @@ def as_somebody() -> dict[str, int]:
 
 @contextmanager
 def run_postgres() -> Iterator[str]:
-    """Start PostgreSQL in a folder of its own; yields the URL of its database."""
+    """Start PostgreSQL in a new folder; yields the URL of its database."""
     pytest.importorskip("psycopg")
     initdb, server = program("initdb"), program("postgres")
     if initdb is None or server is None:

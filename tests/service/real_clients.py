@@ -1,4 +1,4 @@
-"""The real clients, in a process of their own (they read the environment when imported): `real_clients.py URL CONFIG TOKEN`.
+"""The real clients, in a separate process (they read the environment when imported): `real_clients.py URL CONFIG TOKEN`.
 
 nemo-microservices, huggingface_hub, datasets and openai drive a service from namespace to chat; what they saw is
 printed as JSON.

@@ -1,4 +1,4 @@
-"""A model server of the same contract as `pairwright serve model` that repeats what it is told. Needs no torch."""
+"""A stand-in for `pairwright serve model` that repeats its prompt. Needs no torch."""
 
 import argparse
 import json

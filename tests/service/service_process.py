@@ -1,4 +1,4 @@
-"""A service in a process of its own, as a test sees it: start, kill, start again, ask."""
+"""A service in a separate process, with methods to start, kill, restart and query it."""
 
 import contextlib
 import json
@@ -79,7 +79,7 @@ class Service:
             kill_process(lock.parent)
 
     def hold(self) -> None:
-        """From now on the stand-in trainer waits after step 3."""
+        """Let the stand-in trainer wait after step 3."""
         (self.data / "hold").touch()
 
     def release(self) -> None:
@@ -181,7 +181,7 @@ def until(found: Callable[[], Any], patience: float = PATIENCE) -> Any:
 
 
 def plain_model(folder: Path) -> Path:
-    """What `serve targets add` looks for, without a model in it: enough for the stand-in trainer."""
+    """Write the files that `serve targets add` checks, without a model: sufficient for the stand-in trainer."""
     import numpy as np
     from safetensors.numpy import save_file
 

@@ -1,8 +1,8 @@
-"""Killed a hundred times at random moments of a mixed workload, the service loses, doubles and sticks on nothing.
+"""Kills the service a hundred times during a mixed workload: nothing is lost, duplicated or stuck.
 
-Between the kills workers are suspended, the disk runs full (a small tmpfs, where one can be mounted), and 1,200
-connections are left half open. `FAULT_RUN_KILLS` is the number of kills (100). Whatever a client was told must be there
-at the end, once.
+Between the kills workers are suspended, the disk is filled (a small tmpfs, if it can be mounted), and 1,200
+connections are left half open. `FAULT_RUN_KILLS` is the number of kills (100). At the end, everything that was
+acknowledged to a client must exist exactly once.
 """
 
 import contextlib
@@ -170,7 +170,7 @@ def database(kind: str):
 
 @contextlib.contextmanager
 def small_disk(folder: Path):
-    """A disk of its own for a folder, small enough to be filled; yields whether there is one."""
+    """Mount a separate small disk for a folder, which can be filled; yields whether this succeeded."""
     folder.mkdir()
     options = ["-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)]
     is_mounted = os.geteuid() == 0 and subprocess.run(["mount", *options], capture_output=True).returncode == 0
@@ -270,14 +270,14 @@ def test_nothing_is_lost_doubled_or_stuck(tmp_path, kind):
         remaining = [job for job in workload.jobs.values() if job not in workload.deleted]
         num_resumed = sum(resume_after_full_disk(service, job) for job in remaining)
         states = {job: final_status(service, job)["status"] for job in remaining}
-        # Workers go on while the service is killed, and none of them fails here.
+        # Workers continue while the service is killed, and none of them fails here.
         assert set(states.values()) <= {"completed", "cancelled"}, states
         listed = service.get("/v1/customization/jobs", params={"page_size": 1000})["data"]
         identities = [job["id"] for job in listed]
         assert len(identities) == len(set(identities))
         assert set(remaining) <= set(identities)
-        # A job that is listed and that no client knows was submitted when the answer was lost, and then repeated:
-        # its key led back to it. So there is none.
+        # If the response to a submission is lost, the client repeats it with the same key and gets the same job. So every
+        # listed job is known to a client.
         assert set(identities) - set(workload.jobs.values()) == set()
         for path, content in workload.commits.items():
             got = service.http.get(f"/v1/hf/datasets/default/pairs/resolve/main/{path}")

@@ -1,4 +1,4 @@
-"""Faults: whatever is killed, and whenever, nothing is lost, nothing is doubled, nothing is stuck."""
+"""Faults: after killing any process at any time, nothing is lost, duplicated or stuck."""
 
 import base64
 import json

@@ -83,7 +83,7 @@ def test_a_job_says_what_it_will_train_on_what(client):
     assert job["hyperparameters"]["training_type"] == "dpo"
     assert (job["custom_fields"], job["description"]) == ({"ours": "1"}, "first")
     assert job["status_details"]["percentage_done"] == 0
-    assert "work" not in job  # folders of the machine are nobody's business
+    assert "work" not in job  # clients must not see folders of the machine
     assert client.get(f"/v1/customization/jobs/{job['id']}").json() == job
     status = client.get(f"/v1/customization/jobs/{job['id']}/status").json()
     assert status["percentage_done"] == 0

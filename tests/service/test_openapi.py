@@ -1,4 +1,4 @@
-"""Whatever schemathesis makes of the API's description, nothing is answered with a 500."""
+"""No request that schemathesis derives from the API description gets a 500."""
 
 import pytest
 from asked_app import application, with_dataset

@@ -105,7 +105,7 @@ def test_the_page_shows_jobs_curves_logs_datasets_and_deployments(tmp_path, page
 
 
 def filter_jobs(page) -> None:
-    """By state, and by name; the address has the filters, so that a link has them, too."""
+    """Filters by state and by name, which are part of the address, so that links keep them."""
     page.get_by_label("state").select_option("failed")
     page.get_by_role("heading", name="1 job").wait_for()
     assert page.get_by_role("link", name="nightly").count() == 0

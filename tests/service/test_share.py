@@ -56,7 +56,7 @@ def service(tmp_path_factory):
 
 @pytest.fixture
 def hub(service, tmp_path, monkeypatch):
-    """The client of the service, which push and pull use, too: what the environment would say to a new process."""
+    """The client of the service, also for push and pull, configured as by the environment of a new process."""
     values = {"ENDPOINT": f"{service.url}/v1/hf", "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}
     values["HUGGINGFACE_CO_URL_TEMPLATE"] = values["ENDPOINT"] + "/{repo_id}/resolve/{revision}/{filename}"
     for name, value in values.items():

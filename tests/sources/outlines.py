@@ -8,7 +8,7 @@ from pairwright.sources.reading import Layout, detect, read_file
 
 
 def read_path(path: Path, options: Options | None = None) -> tuple[str, list[Experience], list[Rejected]]:
-    """The format that is told by the content, the experiences and what was rejected."""
+    """Read a file; returns its detected format, the experiences and the rejected records."""
     layout = detect(path)
     assert isinstance(layout, Layout), layout.reason
     results = list(read_file(path, layout, options or Options()))
@@ -17,7 +17,7 @@ def read_path(path: Path, options: Options | None = None) -> tuple[str, list[Exp
 
 
 def outline(exp: Experience) -> list[str]:
-    """One line a message; a result in which a failure was seen has a `!`, and `--` stands before the completion."""
+    """Format one line per message; a failed result has a `!`, and `--` precedes the completion."""
     failed = {site.index for site in exp.errors}
     lines = []
     for position, message in enumerate((*exp.prompt, *exp.completion)):

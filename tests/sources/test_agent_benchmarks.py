@@ -201,7 +201,7 @@ def test_a_job_folder_of_harbor_gives_its_trajectories_with_their_rewards(tmp_pa
     (trial / "agent" / "trajectory.json").write_text((FIXTURES / "atif.json").read_text())
     _, (exp, *_), rejected = read_path(trial / "agent" / "trajectory.json")
     assert (exp.eid.task, exp.reward, rejected) == ("knot", 1.0, [])
-    # The results themselves are no experiences, and nothing is wrong with them.
+    # The results are valid, but are not experiences.
     assert read_path(trial / "result.json") == ("atif", [], [])
     assert read_path(tmp_path / "result.json") == ("atif", [], [])
     (trial / "agent" / "trajectory.json").unlink()

@@ -124,7 +124,7 @@ def test_a_named_reward_is_the_reward_of_every_record_or_it_has_none(path, tmp_p
         return
     units = [unit[1] for unit in file_units(path, layout) if not isinstance(unit, Rejected)]
     if not all(isinstance(unit, dict) for unit in units):
-        return  # a list of messages has no field of its own
+        return  # a list of messages has no name of a field
     is_list = path.suffix != ".jsonl" and isinstance(values[0], list)
     marked = [{**unit, "own_score": 0.25} for unit in units]
     marked = [marked] if is_list else marked

@@ -1,7 +1,7 @@
 """Detection: every sample of every format is claimed by exactly one reader.
 
-Each file goes to the `matches` of every reader. Where more than one reader would take it, READERS decides by its order.
-Only a general format (`Format.is_general`), which stands behind all others, may fit the files of another one, too. Any
+Each file goes to the `matches` of every reader. If more than one reader matches, the first in READERS reads it.
+Only a general format (`Format.is_general`), which comes after all others, may also match files of another format. Any
 other pair must be listed in `ALSO_MATCHES`: a new format that claims the files of another one fails here.
 """
 
@@ -18,9 +18,9 @@ from pairwright.sources.reading import Layout, detect, file_units
 
 FIXTURES = Path(__file__).parent / "fixtures"
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
-# (the format that reads it, a format that would read it, too, and comes later in READERS): why both fit.
+# (the format that reads a file, a later format in READERS that also matches): the reason why both match.
 ALSO_MATCHES = {
-    # Rows of LLaMA-Factory with images, videos or audio: the same conversations, and files beside them.
+    # Rows of LLaMA-Factory with images, videos or audio: the same conversations with additional files.
     ("llamafactory-media", "sharegpt"),
     # Spans of Braintrust have ids and attributes, as those of OpenTelemetry have.
     ("braintrust", "otel"),

@@ -1,4 +1,4 @@
-"""Codex CLI sessions: items become messages, compactions and roll-backs become experiences of their own."""
+"""Codex CLI sessions: items become messages, compactions and roll-backs become separate experiences."""
 
 import json
 from pathlib import Path
@@ -146,7 +146,7 @@ def test_with_its_request_the_summary_of_a_compaction_is_a_step_of_its_own() -> 
 
 
 def test_an_answer_before_a_compaction_that_is_not_its_summary_stays() -> None:
-    lines = compacted_session("They said: The user asked q.")  # ends alike, but on no line of its own
+    lines = compacted_session("They said: The user asked q.")  # has the same ending, but not on a separate line
     first, _ = read(lines, Options(compaction_prompt="Sum up."))[0]
     assert [m.text for m in first.completion] == ["a", "The user asked q."]
 

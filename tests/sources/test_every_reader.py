@@ -126,7 +126,7 @@ def import_mutants(folder: Path, num_records: int) -> int:
         layout = detect(path)
         assert isinstance(layout, Layout)
         units, lines = units_of(path, 3), []
-        # A file that is one unit becomes many files; records become the lines of one.
+        # A format of one unit per file gets many files; records become the lines of one file.
         files = []
         for number in range(share):
             text = damaged_text(draw.choice(units), draw)
@@ -179,7 +179,7 @@ def test_every_line_of_a_damaged_file_gives_a_record_or_a_reason(path, tmp_path)
         assert len(refused) == summary.total("quarantined")
         assert table.count() + len(refused) + summary.total("part_of_another_file") > 0, data[:2000]
         told = {exp.source and exp.source.line for exp in table.records()} | {one.get("line") for one in refused}
-        if is_record and None not in told:  # a file that is refused as a whole has no line
+        if is_record and None not in told:  # if a whole file is refused, there is no line number
             blank = {line for line, text in enumerate(data.split(b"\n"), 1) if not text.strip()}
             missing = set(range(1, len(texts) + 1)) - blank - told
             assert len(missing) <= summary.total("already_there")  # lines that say what another line says

@@ -1,4 +1,4 @@
-"""Exports of tools and sets that keep requests, spans or trees of answers under names of their own."""
+"""Exports of tools and datasets with their own names for requests, spans or trees of answers."""
 
 import json
 from pathlib import Path

@@ -34,7 +34,7 @@ def test_nested_fields_are_named_by_their_paths(tmp_path):
     assert exp.completion[0].text == "Left"
     assert exp.reward == pytest.approx(0.95)
     assert exp.eid.task == 7
-    # What stands beside the mapped fields is kept, and the mapped fields are not repeated.
+    # Unmapped fields are kept, and mapped fields are not repeated.
     assert exp.info["result"] == {"ms": 3}
     assert exp.info["request"] == {"body": {"temperature": 0.5}}
     assert "case" not in exp.info

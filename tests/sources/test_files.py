@@ -310,7 +310,7 @@ def test_a_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
 
 def test_keys_that_repeat_lone_surrogates_and_rewards_that_are_no_numbers(tmp_path):
     lines = [
-        '{"prompt":"q","completion":"a","reward":1,"reward":0}',  # the last of a key that stands twice counts
+        '{"prompt":"q","completion":"a","reward":1,"reward":0}',  # the last value of a repeated key counts
         '{"prompt":"q","completion":"b\\ud800","reward":1}',
         *(f'{{"prompt":"q","completion":"{text}","reward":{text}}}' for text in ("NaN", "Infinity", "-Infinity")),
         '{"prompt":"q","completion":"c","reward":1e400}',

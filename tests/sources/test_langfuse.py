@@ -59,7 +59,7 @@ def test_a_correction_is_a_pair_without_a_reward() -> None:
     export["trace"]["scores"] += [{**correction, "observationId": "g2"}]
     *others, pair = read(export)
     assert len(others) == num_before
-    assert all("output" not in one.reward_components for one in others)  # its value is no score
+    assert all("output" not in one.reward_components for one in others)  # its value is not a score
     assert pair.kind == "preference"
     assert (pair.reward, pair.chosen.reward, pair.rejected.reward) == (None, None, None)
     assert pair.chosen.messages == (Message("assistant", "Sold, with a receipt."),)
@@ -143,7 +143,7 @@ def test_real_traces_are_read_whole(traces: Path, name: str) -> None:
 
 
 def golden_messages(side: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """What Langfuse's own reader made of an input or output; None where it made nothing."""
+    """Return the reading of an input or output by Langfuse itself; None if it has none."""
     return side["data"] if side["success"] and all("role" in message for message in side["data"]) else None
 
 
@@ -197,7 +197,7 @@ def test_each_experience_is_the_golden_input_and_output_of_its_last_call(traces:
     for one in read(trace):
         last = golden[one.info["calls"][-1]]
         given, output = golden_messages(last["input"]), golden_messages(last["output"])
-        if given is None or output is None:  # plain text, of which Langfuse makes no messages
+        if given is None or output is None:  # plain text, which Langfuse does not convert to messages
             assert name.startswith("autogen")
             continue
         messages = list(one.messages)
@@ -208,7 +208,7 @@ def test_each_experience_is_the_golden_input_and_output_of_its_last_call(traces:
             assert_agrees(message, theirs)
 
 
-# Traces of other frameworks: where they are, where the golden reading is, and how many messages of generations agree.
+# Traces of other frameworks: their file, the golden reading, and the number of equal messages of generations.
 MORE = {
     "google-adk": ("traces_new/langfuse/google-adk-2025-08-28.trace.json", "google-adk-2025-08-28", 8),
     "google-gemini": ("traces_new/langfuse/google-gemini-2025-08-01.trace.json", "google-gemini-2025-08-01", 2),

@@ -1,4 +1,4 @@
-"""NAT intermediate steps: scored candidates and trajectories, each kept as what it is."""
+"""NAT intermediate steps: scored candidates and trajectories."""
 
 import json
 from pathlib import Path

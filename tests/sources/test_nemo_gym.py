@@ -1,4 +1,4 @@
-"""NeMo Gym rollouts: a hand-written file, the real samples, and rows that nobody should write."""
+"""NeMo Gym rollouts: a hand-written file, the real samples, and invalid rows."""
 
 import json
 from pathlib import Path

@@ -170,7 +170,7 @@ SHAPES = {
     "the id of a user": ("cc.jsonl", lines({"user": f"u{n}", "question": q, "response": a, "rating": 5 if g else 1} for n, (q, a, g) in enumerate(ROWS))),
     "a history in a cell": ("ca.csv", table(["chat_history", "question", "answer", "score"], [("User: Hi\nBot: Hello", q, a, int(g)) for q, a, g in ROWS])),
 }  # fmt: skip
-# What the user fills into the hint where it says NUMBER, or user or assistant.
+# The values that a user puts into the hint for NUMBER, or for "user or assistant".
 FILLED = {
     "own words": {"excellent: NUMBER": "excellent: 1", "poor: NUMBER": "poor: 0"},
     "words beside verdicts": {"good: NUMBER": "good: 1", "meh: NUMBER": "meh: 0"},
@@ -352,7 +352,7 @@ def hint(path: Path) -> str:
         ({"question": "What is it?", "user_answer": "An apple.", "correct_answer": "A pear.", "is_correct": False}, ""),
         ({"Frage": "Was ist es?", "Erwartete Antwort": "Ein Apfel.", "Musterantwort": "Eine Birne."}, ""),
         ({"question": "What is it?", "Antwort des Schülers": "An apple."}, ""),
-        # An id is no answer
+        # An id is not an answer
         ({"request": {"prompt": "What is it?"}, "response": {"id": "resp_1.", "body": {"said": {"content": "An apple."}}}}, "prompt=request.prompt,completion=response.body.said.content"),
     ],
 )  # fmt: skip

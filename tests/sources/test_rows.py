@@ -58,7 +58,7 @@ SCORED = {
     "evaluation_columns": ({"inputs.question": Q, "outputs.answer": GOOD, "outputs.score": 5}, 5.0),
     "prompt_contains_question": ({"prompt": f"Be kind. {Q}", "question": Q, "response": GOOD, "score": 1}, 1.0),
 }  # fmt: skip
-# One row each, as a preference for GOOD over BAD, or as two experiences of which GOOD has the higher reward.
+# One row each: a preference for GOOD over BAD, or two experiences, with the higher reward for GOOD.
 PREFERRED = {
     "trl": {"prompt": [ASKED], "chosen": [SAID], "rejected": [ALSO]},
     "customizer": {"prompt": Q, "chosen_response": GOOD, "rejected_response": BAD},
@@ -353,7 +353,7 @@ def test_the_shared_samples_of_usual_shapes_are_read():
             refused[path.name] = records[0].reason
         elif records[0].chosen is None and path.name != "openai_batch_output.jsonl":
             assert {exp.reward for exp in records} >= {0.0, 1.0}, path.name
-    # Results of a batch have no prompt: they need the requests beside them.
+    # Results of a batch have no prompt: they need the requests in the same import.
     assert set(refused) <= {"openai_batch_output.jsonl"}
 
 

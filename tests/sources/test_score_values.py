@@ -1,4 +1,4 @@
-"""Scores as people write them, and what is no score."""
+"""Scores in the notations that people use, and values that are not scores."""
 
 import json
 

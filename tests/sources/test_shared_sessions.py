@@ -85,14 +85,14 @@ FILES = {
     "traces_new/openclaw/crux1-sample-telemetry.jsonl": ("pi", 2, PI, None),
     "traces_new/anthropic_events/anthropic_managed_builtin_tools.jsonl": ("managed-agents", 1, MANAGED, None),
     "traces_new/anthropic_events/anthropic_managed_custom_tools.jsonl": ("managed-agents", 1, MANAGED, None),
-    # Calls that follow a result have no text before them: they are turns of their own.
+    # Calls after a result without text before them are separate turns.
     "traces_new/sessions_misc/aider_bugfix.jsonl": ("session-lines", 1, LINES, 14),
     "traces_new/sessions_misc/cline_vscode_setup.jsonl": ("session-lines", 1, LINES, 18),
     "traces_new/sessions_misc/codex_api_design.jsonl": ("session-lines", 1, LINES, 11),
     "traces_new/sessions_misc/gemini_debugging.jsonl": ("session-lines", 1, LINES, 15),
     "traces_new/sessions_misc/chatgpt_react_help.jsonl": ("claude-code", 1, LINES, None),
     "traces_new/sessions_misc/unicode_heavy.jsonl": ("claude-code", 1, LINES, None),
-    # The greeting is no turn of the model.
+    # The greeting is not a generated turn.
     "traces_new/tau2_bench/tau2_retail_example_trajectory.json": (
         "tau2-bench",
         1,
@@ -174,7 +174,7 @@ def test_a_file_without_a_conversation_is_rejected_with_the_reason(name):
     assert WITHOUT[name] in rejected.reason
 
 
-# Recorded answers of a model without what it was asked, lists of patches, tables of results.
+# Recorded answers without their prompts, lists of patches, tables of results.
 NO_TRACE = [
     *(f"cline/{name}.json" for name in ("headless-model-flag", "headless-verbose", "hello-and-goodbye", "per-turn-metrics")),
     *(f"cline/{name}.json" for name in ("read-file-outside-cwd", "read-file", "session")),

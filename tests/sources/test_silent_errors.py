@@ -1,4 +1,4 @@
-"""Errors that used to be silent: dropped system prompts, ignored rewards, unknown roles, lost calls, lost lines."""
+"""Data losses that must be reported: dropped system prompts, ignored rewards, unknown roles, lost calls, lost lines."""
 
 import json
 import random

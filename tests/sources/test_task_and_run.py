@@ -64,7 +64,7 @@ def test_an_expression_that_means_nothing_is_refused(tmp_path, expression):
         ids(tmp_path, [chat("a")], task=expression)
 
 
-# Requests without an answer, and a trial whose turns are not beside it: they give no experience.
+# Requests without an answer, and a trial without its file of turns, give no experience.
 NO_EXPERIENCE = {"batch_requests.jsonl", "terminal_bench.json"}
 
 

@@ -1,4 +1,4 @@
-"""The readers of traces claim the files of their own tools and nobody else's."""
+"""The readers of traces match the files of their own tools only."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ OWN = {
 
 
 def values_of(path: Path) -> list[Any]:
-    """What `matches` may be shown of a file: the value, and the first record of it."""
+    """Return the values that `matches` may receive for a file: the whole value, and its first record."""
     text = path.read_text()
     try:
         value = json.loads(text)

@@ -1,4 +1,4 @@
-"""Trinity's SQLite buffer: the table's columns stand above the payload, and nothing is written or run."""
+"""Trinity's SQLite buffer: the table's columns take precedence over the payload, and nothing is written or executed."""
 
 import sqlite3
 

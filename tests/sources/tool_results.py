@@ -159,7 +159,7 @@ FINE = [
     "Chunk ID: 1\nWall time: 0.1 seconds\nProcess exited with code 0\nOutput:\nError: none\n",
     f"{TRACEBACK}\n[The command completed with exit code 0.]\n[Current working directory: /w]\n[Command finished with exit code 0]",
     '{"status": 0, "stdout": "failed tests: 0", "stderr": ""}',
-    # Objects that speak of errors and are none
+    # Objects that mention errors but are not errors
     '{"error": null, "result": 5}',
     '{"error": "", "result": 5}',
     '{"error": false, "data": [1]}',

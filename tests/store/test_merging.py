@@ -18,7 +18,7 @@ def few_parts_are_many(monkeypatch):
 
 
 def small_table(folder, num_parts=MIN_PARTS + 6):
-    """A table of so many parts with two rows each, as many small appends leave it."""
+    """Write a table of many parts with two rows each, as after many small appends."""
     table = Table(folder)
     for number in range(num_parts):
         rows = [Experience(eid=EID("", f"t{number}", run), kind="single_turn", reward=0.5) for run in range(2)]

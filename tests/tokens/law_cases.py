@@ -133,7 +133,7 @@ KINDS: dict[str, Callable[[Writer], Chat]] = {
 
 
 def draw_case(kind: str, seed: int, *, end: str) -> tuple[Chat, list[dict[str, Any]] | None]:
-    """A conversation and its tools; `end` is the token that stands inside an answer of that kind."""
+    """Draw a conversation and its tools; `end` is the token that some kinds have inside an answer."""
     write = Writer(seed, end)
     body = KINDS[kind](write)
     chat = [*write.start(), *body]

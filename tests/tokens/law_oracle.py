@@ -1,13 +1,13 @@
-"""The law of masks, decided a second time on transformers, jinja2 and regular expressions alone.
+"""An independent implementation of the law of masks that uses only transformers, jinja2 and regular expressions.
 
-`judge` says for every generated turn what the law allows: the prompt P(i), the text after it, by which rule, or which
-refusals. It reads renders only. Who wrote a character is told by words: every text of the conversation consists of
-words of at least five letters that occur nowhere else (`check_words`), so that a word in a render names its message. An
-end token inside an answer stands between words of that answer, or is a part of the text that is looked for as a whole.
+`judge` returns what the law allows for every generated turn: the prompt P(i), the text after it and its rule, or the
+valid refusals. It reads renders only. Words identify the author of a character: every text of the conversation consists
+of words of at least five letters that occur nowhere else (`check_words`), so that a word in a render identifies its
+message. An end token inside an answer is between words of that answer, or part of a text that is matched as a whole.
 
-What it cannot read off a render is given by hand: the ends of generation of a model, as its generation_config.json has
-them, and the tags of a thought. It knows no declared rows: where only a row could decide (`Verdict.rule` 3), it says
-what such a row may and may not do (`explain_declared`).
+Two inputs are not in renders and are provided by hand: the stop tokens in a model's generation_config.json, and the tags
+around reasoning. Declared rows are not used: if only a row could decide (`Verdict.rule` 3), `explain_declared` checks
+what such a row may do.
 """
 
 import copy
@@ -71,7 +71,7 @@ class Model:
 
 
 class Forms(NamedTuple):
-    """How a template takes a message: arguments as objects, content as parts, null beside calls, key of reasoning."""
+    """Format of messages that a template expects: arguments as objects, content as parts, null beside calls, key of reasoning."""
 
     objects: bool
     parts: bool
@@ -80,12 +80,12 @@ class Forms(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What the law says of one turn.
+    """What the law allows for one turn.
 
-    rule      1 the next prompt witnesses, 2 a sequence of its own, 3 a declared row or a refusal, 4 a refusal
-    texts     what may stand after the prompt; two of them where two renders disagree and a row decides
-    refusals  reasons that are right; empty where a refusal would be wrong
-    closing   characters at the start of each text that close a thought nobody generated: they are not trained
+    rule      1 the next prompt witnesses, 2 a separate sequence, 3 a declared row or a refusal, 4 a refusal
+    texts     valid texts after the prompt; two if two renders disagree and a row decides
+    refusals  valid reasons for a refusal; empty if a refusal would be wrong
+    closing   number of characters at the start of each text that close reasoning without being generated: not trained
     """
 
     turn: int
@@ -101,7 +101,7 @@ class Found(NamedTuple):
     text: str
     end: str
     closing: int
-    fault: str = ""  # why it is no witness, though the turn is there
+    fault: str = ""  # why the render is not a witness, although it contains the turn
     between: str = ""  # a control token that the law is not clear about
 
 
@@ -210,7 +210,7 @@ def apply_forms(chat: Chat, forms: Forms) -> Chat:
 
 
 def words_of(message: dict[str, Any]) -> set[str]:
-    """The words that nobody else writes. Names of tools and arguments are in schemas and results, too."""
+    """Return the words that occur nowhere else. Names of tools and arguments also occur in schemas and results."""
     calls = [call["function"]["arguments"] for call in message.get("tool_calls", ())]
     texts = [message.get("content") or "", message.get("reasoning_content") or ""]
     texts += [leaf for call in calls for leaf in _leaves(call) if isinstance(leaf, str)]
@@ -272,7 +272,7 @@ def find_missing(message: dict[str, Any], text: str) -> set[str]:
 
 
 def judge(model: Model, chat: Chat, tools: Tools, mode: dict[str, Any] | None = None) -> list[Verdict]:
-    """What the law says of each turn of a conversation, under the variables of its mode."""
+    """Return the verdict on each turn of a conversation, with the variables of its mode."""
     mode = find_mode(model, chat) if mode is None else mode
     turns = [index for index, message in enumerate(chat) if message["role"] == "assistant"]
     return [_judge_turn(model, chat, tools, mode, turn) for turn in turns]
@@ -343,7 +343,7 @@ def _judge_turn(model: Model, chat: Chat, tools: Tools, mode: dict[str, Any], tu
         reasons.append("dropped")
     faults = sorted({found.fault for found in (by_next, by_last) if found is not None and found.fault})
     note = "; ".join([*(f"not shown: {name}" for name in sorted(missing)), *faults])
-    # Reasoning that no render shows, and an end, may be declared; text and calls may not, nor a thought nobody had.
+    # A row may declare reasoning that no render shows, and an end, but not text, calls or reasoning that does not exist.
     can_declare = not missing - {"reasoning"} and not (opened and not has_reasoning)
     return verdict(3 if can_declare else 4, [], tuple(reasons) or ("any",), note)
 
@@ -364,7 +364,7 @@ def probe_after(message: dict[str, Any]) -> Chat:
 
 
 def read_turn(model: Model, given: str, message: dict[str, Any], foreign: set[str], text: str | None) -> Found | None:
-    """The turn in a render that begins with its prompt; None where it does not, or something of it is not there."""
+    """Find the turn in a render that begins with its prompt; None if it does not, or if a part of the turn is missing."""
     if text is None or not text.startswith(given):
         return None
     return _read_rest(model, given, message, foreign, text[len(given) :])
@@ -415,7 +415,7 @@ def _read_rest(model: Model, given: str, message: dict[str, Any], foreign: set[s
 
 
 def _end_of_empty_thought(text: str, tags: tuple[str, str]) -> int:
-    """Where an empty thought at the start of a text ends; 0 where it has none."""
+    """Return the end of empty reasoning at the start of a text; 0 if there is none."""
     found = re.match(rf"\s*{re.escape(tags[0])}\s*{re.escape(tags[1])}", text)
     return found.end() if found and tags[0] != tags[1] else 0
 
@@ -441,7 +441,7 @@ def _is_witness(found: Found | None) -> bool:
 
 
 def _shown_end(model: Model, message: dict[str, Any], foreign: set[str], text: str | None) -> str | None:
-    """The control token after what a render shows of the turn, wherever it stands; None where it shows nothing."""
+    """Return the control token after the part of a turn that a render shows, at any position; None if it shows nothing."""
     if text is None:
         return None
     last, is_call = 0, False
@@ -513,9 +513,9 @@ def _after_empty_thought(in_prompt: str, body: str) -> str:
 
 
 def explain_declared(model: Model, verdict: Verdict, message: dict[str, Any], trained: str, context: str) -> str:
-    """Why a text cannot be what a declared row gives after the prompt; "" where it can.
+    """Return why a text cannot result from a declared row after the prompt; "" if it can.
 
-    A row adds tags around a thought and an end: nothing else may stand there beside what the record says."""
+    A row adds tags around reasoning, and an end: all other text must be in the record."""
     if not context.startswith(verdict.prompt):
         return "the prompt is not what inference is given"
     text = context[len(verdict.prompt) :] + trained

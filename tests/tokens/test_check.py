@@ -89,7 +89,7 @@ def test_a_setting_that_makes_more_conversations_exact_is_advised() -> None:
     assert check.advice is not None
     assert check.advice.variables == {"mode": "long"}
     assert check.advice.num_exact > check.num_exact
-    # Under the advised setting nothing is left to advise.
+    # With the advised setting there is no further advice.
     assert check_template(tokenizer.with_variables({"mode": "long"}), try_variables=True).advice is None
 
 
@@ -105,5 +105,5 @@ def test_what_a_template_can_do_is_no_quirk() -> None:
 @pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real tokenizers are not at {SHARED}")
 def test_what_a_family_drops_is_counted() -> None:
     check = check_template(SHARED / "deepseek_v3")
-    assert set(check.drops) == {"prompt: tools", "reasoning", "tool_calls"}  # calls: where text stands beside them
+    assert set(check.drops) == {"prompt: tools", "reasoning", "tool_calls"}  # calls with text beside them
     assert check.stops == ("<｜end▁of▁sentence｜>",)

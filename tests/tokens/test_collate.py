@@ -93,7 +93,7 @@ def test_what_branches_of_any_tree_begin_with_stands_once_and_says_who_predicts_
     assert batch.position_ids.tolist() == [[0, 1, 2, 3, 3, 4, 2, 1]]
     assert batch.target.tolist() == [7, 8, 9, 7, 8, 7, 3, 4]
     assert batch.source.tolist() == [1, 2, 1, 1, 2, 1, 4, 0]
-    assert batch.node.tolist() == [2, 3, 6, 2, 3, 2, 5, 7]  # the 7 of three branches is one token
+    assert batch.node.tolist() == [2, 3, 6, 2, 3, 2, 5, 7]  # the 7 that begins three branches is one token
     assert batch.branch.tolist() == [0, 0, 1, 2, 2, 3, 3, 4]
 
 

@@ -35,7 +35,7 @@ HINTS, _ = find_hints(CHAT, SITES)
 
 
 def told(tokenizer: ChatTokenizer, item: Distillation) -> list[str]:
-    """The text of the targets, as the student and as the teacher has it."""
+    """Return the text of the targets in the sequences of the student and of the teacher."""
     return [
         tokenizer.decode(item.student.ids[item.student_index]),
         tokenizer.decode(item.teacher.ids[item.teacher_index]),

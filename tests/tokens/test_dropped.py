@@ -1,4 +1,4 @@
-"""What a template does not render: refused where it is trained, counted where it is the prompt; images."""
+"""Content that a template does not render: refused if it is trained, counted if it is in the prompt; images."""
 
 import json
 from pathlib import Path
@@ -268,7 +268,7 @@ def test_recorded_inputs_beside_the_tokens_are_refused_in_every_channel() -> Non
 
 @needs_shared
 def test_a_python_list_is_no_prompt() -> None:
-    """Llama 3.1's template prints what is no text as Python does, base64 included."""
+    """Llama 3.1's template prints non-text content as Python objects, including base64."""
     llama = real_tokenizer("llama3_1")
     for allow_images in (False, True):
         with pytest.raises(Refusal, match="multimodal" if not allow_images else "as a Python list"):

@@ -44,7 +44,7 @@ def small_hf(name: str) -> Any:
 
 
 def compare(ours: Any, hf: Any, case: str, stops: tuple[str, ...]) -> str:
-    """ "exact", or why both say that there is no exact sequence."""
+    """ "exact", or the reason why, according to both, there is no exact sequence."""
     chat, tools = CASES[case]
     refusal = error = sequence = None
     try:

@@ -116,7 +116,7 @@ def put(template: str, marks: list[tuple[str, str]]) -> str:
 
 
 def compare(tokenizer: ChatTokenizer, hf: Any, marked: str, case: str) -> bool:
-    """Do we agree with transformers? False where there is no sequence to compare."""
+    """Compare with transformers. Returns False if there is no sequence to compare."""
     chat, tools = CASES[case]
     try:
         ours = encode_chat(tokenizer, chat, tools, options=EncodeOptions(boundaries="whole", allow_dropped=True))

@@ -169,7 +169,7 @@ def test_the_function_of_a_configuration_gives_the_hints(tmp_path: Path) -> None
         "def broken(messages, site):\n    raise KeyError('x')\ndef wrong(messages, site):\n    return 5\n"
     )
     (tmp_path / "config.yaml").write_text("train: {sdpo: {hint: 'own.py:hint'}}\n")
-    settings = load_config(tmp_path / "config.yaml", environment={}).train.sdpo  # own.py beside the configuration
+    settings = load_config(tmp_path / "config.yaml", environment={}).train.sdpo  # own.py beside config.yaml
     (hint,), _ = Hinter(settings)(CHAT, [SITE])
     assert (hint.text, hint.source) == ("not_found after 6 messages", "function")
     for name, text in (("broken", "KeyError: 'x', at an error of kind 'not_found'"), ("wrong", "expected the text")):

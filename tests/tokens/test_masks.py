@@ -78,7 +78,7 @@ def test_a_thought_that_no_render_shows_is_declared_and_not_called_exact() -> No
 
 
 def test_a_missing_thought_is_refused_unless_the_user_closes_it() -> None:
-    """Was closed and trained by default, and called exact."""
+    """By default a record without reasoning is refused; with CLOSE the closing tokens are not trained."""
     tokenizer = thinker(SPLIT, "<think>\n")
     with pytest.raises(Refusal, match=r"message 1: no_reasoning: .*--missing-reasoning close"):
         speak(tokenizer, answer("a"))
@@ -139,7 +139,7 @@ def test_a_record_has_one_form_of_turns_without_reasoning() -> None:
     assert spoken[0][3] == spoken[1][3] > 0  # the empty thought before "first", and before "third"
 
 
-GEMMA = (  # vLLM's template for Gemma 4: a call ends with <turn|> where it is last, with <|tool_response> in history
+GEMMA = (  # vLLM's template for Gemma 4: a call ends with <turn|> if it is last, with <|tool_response> in history
     "{% for m in messages %}{% if m.role == 'tool' %}<|tool_response>{{ m.content }}<tool_response|>{% else %}"
     "{% if not (loop.index0 and messages[loop.index0 - 1].role == 'tool') %}<|turn>{{ m.role }}\n{% endif %}"
     "{{ m.content or '' }}{% for c in m.tool_calls or [] %}<|tool_call>{{ c.function.name }}<tool_call|>{% endfor %}"
@@ -151,7 +151,7 @@ CALLED = [user("q"), answer(None, tool_calls=[call({})]), {"role": "tool", "cont
 
 
 def test_a_call_ends_with_what_the_next_prompt_shows() -> None:
-    """Was `<turn|>`, and with content null there was no stop at all."""
+    """The trained stop token is that of the next prompt, whether the content is null, empty or text."""
     known = tokenizer_of(GEMMA, "<eos>", GEMMA_TOKENS, stop_tokens=("<turn|>", "<|tool_response>"))
     with pytest.raises(Refusal, match=r"message 1: two_forms: .*tokens.grammar"):
         encode_turns(known, CALLED)
@@ -161,13 +161,13 @@ def test_a_call_ends_with_what_the_next_prompt_shows() -> None:
         chat = [CALLED[0], {**CALLED[1], "content": content}, *CALLED[2:]]
         text = "".join(trained(declared, sequence) for sequence in encode_turns(declared, chat))
         assert text == f"{content or ''}<|tool_call>look<tool_call|><|tool_response>a<turn|>"
-    last = encode_turns(declared, CALLED[:2])[-1]  # a probe stands in for the result
+    last = encode_turns(declared, CALLED[:2])[-1]  # a probe replaces the result
     assert trained(declared, last) == "<|tool_call>look<tool_call|><|tool_response>"
     assert last.report.unstopped == ()
 
 
 def test_an_end_that_every_render_shows_is_trained_whatever_the_row_says() -> None:
-    """Gemma 4 as some write it, `<tool_call|><turn|>` in history too: had both ends, or a thought cut into the call."""
+    """A variant of Gemma 4 whose history also has `<tool_call|><turn|>`: only the rendered end is trained."""
     shown = (
         "{% if m.reasoning_content and m.tool_calls %}<|channel>thought\n{{ m.reasoning_content }}<channel|>{% endif %}"
         "{% for c in m.tool_calls or [] %}<|tool_call>{{ c.function | tojson }}<tool_call|>{% endfor %}{{ m.content or '' }}"
@@ -187,7 +187,7 @@ def test_an_end_that_every_render_shows_is_trained_whatever_the_row_says() -> No
 
 
 def test_a_declared_thought_keeps_the_closing_of_a_call_that_has_no_end() -> None:
-    """Was cut after the last argument."""
+    """The trained text includes `<tool_call|>` after the last argument."""
     template = (
         "{% for m in messages %}<|turn>{{ m.role }}\n{{ m.content or '' }}"
         "{% for c in m.tool_calls or [] %}<|tool_call>{{ c.function | tojson }}<tool_call|>{% endfor %}\n{% endfor %}"
@@ -203,7 +203,7 @@ def test_a_declared_thought_keeps_the_closing_of_a_call_that_has_no_end() -> Non
 
 
 def test_the_end_that_a_row_declares_settles_a_contradiction() -> None:
-    """Text that history shows after the result of its call: was called declared, though the last render shows it all."""
+    """History renders the text of a call after its result; the last render shows the whole turn."""
     thought = "{% if m.tool_calls %}<|channel>thought\n{{ m.reasoning_content }}\n<channel|>{% endif %}"
     template = GEMMA.replace("{{ m.content or '' }}", thought + "{{ m.content if not m.tool_calls }}").replace(
         "<tool_call|>{% endfor %}",
@@ -301,7 +301,7 @@ def test_a_row_of_the_user_that_a_render_contradicts_is_an_error(tmp_path: Path)
 
 
 def test_dropped_calls_name_the_way_out_that_is_left() -> None:
-    """Recommended --tools-as-text hermes where it was set."""
+    """--tools-as-text hermes is recommended for dropped calls, but not for dropped reasoning."""
     tokenizer = tokenizer_of(
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content if not m.tool_calls }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",

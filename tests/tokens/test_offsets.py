@@ -1,4 +1,4 @@
-"""Offsets from bytes are the tokenizer's own, or there are none."""
+"""Offsets derived from bytes equal those of the tokenizer, or are not provided."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from pairwright.tokens.tokenizer import ChatTokenizer, TokenBytes, sort_offsets
 
 
 def check(tokenizer: ChatTokenizer, text: str) -> bool:
-    """Whether there are offsets from bytes; if so, they are the tokenizer's own."""
+    """Return whether offsets are derived from bytes; if so, check that they equal those of the tokenizer."""
     encoding = tokenizer.backend.encode(text, add_special_tokens=False)
     found = TokenBytes(tokenizer.backend).encode(text, encoding.ids)
     ids, offsets = tokenizer.encode(text)
@@ -44,7 +44,7 @@ def test_real_vocabularies(name: str) -> None:
         except TemplateError:
             continue
     known = sum(check(tokenizer, text) for text in texts)
-    assert known > len(texts) / 2 or name == "phi3_mini"  # its control tokens swallow white space
+    assert known > len(texts) / 2 or name == "phi3_mini"  # its control tokens absorb white space
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real tokenizers are not at {SHARED}")
@@ -56,7 +56,7 @@ def test_any_text_of_real_vocabularies(text: str) -> None:
 
 
 def changing(**options: object) -> ChatTokenizer:
-    """A tokenizer of letters that changes its text."""
+    """Return a tokenizer with one token per letter that changes its text."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -67,7 +67,7 @@ def changing(**options: object) -> ChatTokenizer:
     return ChatTokenizer(backend, "{{ messages }}")
 
 
-def test_a_text_that_the_tokenizer_changes_has_the_offsets_of_the_tokenizer() -> None:
+def test_a_text_changed_by_the_tokenizer_gets_its_offsets() -> None:
     assert not check(changing(normalizer=normalizers.Lowercase()), "Hello")
     assert not check(changing(pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=True)), "hello")
     swallowing = changing()
@@ -75,14 +75,14 @@ def test_a_text_that_the_tokenizer_changes_has_the_offsets_of_the_tokenizer() ->
     assert not check(swallowing, "a<x>  b")
 
 
-def test_lengths_that_add_up_by_chance_do_not_hide_a_change() -> None:
+def test_a_change_is_detected_even_if_the_lengths_add_up() -> None:
     composing = changing(normalizer=normalizers.NFC())
     assert check(composing, "é a")
-    # Composed, the first character is three bytes longer, and the others together are three bytes shorter.
+    # NFC makes the first character three bytes longer, and the other three together three bytes shorter.
     assert not check(composing, "\u0958" + "\u212b" * 3)
 
 
-def test_a_tokenizer_that_changes_every_text_is_not_asked_twice() -> None:
+def test_offsets_from_bytes_are_not_tried_again_if_every_text_changes() -> None:
     tokenizer = changing(normalizer=normalizers.Lowercase())
     for _ in range(20):
         tokenizer.encode("Hello")
@@ -91,7 +91,7 @@ def test_a_tokenizer_that_changes_every_text_is_not_asked_twice() -> None:
     assert tokenizer.encode("Hi")[1].tolist() == [[0, 1], [1, 2]]
 
 
-def test_several_texts_are_each_encoded_as_one() -> None:
+def test_several_texts_are_encoded_like_single_texts() -> None:
     tokenizer = small_tokenizer("chatml")
     texts = ["ok ok", "", "你好 é", "<|im_end|>x"]
     for text, (ids, offsets) in zip(texts, tokenizer.encode_many(texts), strict=True):

@@ -26,7 +26,7 @@ def letters(tokenizer: ChatTokenizer, text: str) -> list[int]:
 
 
 def run(tokenizer: ChatTokenizer, completion: tuple[Message, ...], **fields: object) -> Experience:
-    """An experience that recorded what it was given and what it said."""
+    """Return an experience with recorded ids of its prompt and its answer."""
     given = tokenizer.encode("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")[0].tolist()
     said = [*letters(tokenizer, completion[0].text), tokenizer.added["<|im_end|>"]]
     made: dict = {
@@ -95,7 +95,7 @@ def test_a_side_without_ids_is_rendered_beside_one_with_ids(tokenizer: ChatToken
 
 
 def test_prompts_that_were_sampled_as_other_tokens_are_kept_as_each_side_had_them(tokenizer: ChatTokenizer) -> None:
-    """Both runs said "hello" before they parted, one of them letter by letter: the shared ids end where they differ."""
+    """Both runs begin with "hello", one of them letter by letter: the shared ids end where they differ."""
     common = (Message("assistant", "hello"), Message("user", "go on"))
     stop = tokenizer.added["<|im_end|>"]
 
@@ -116,7 +116,7 @@ def test_prompts_that_were_sampled_as_other_tokens_are_kept_as_each_side_had_the
 
 
 def test_one_action_of_a_longer_run_is_its_own_ids(tokenizer: ChatTokenizer) -> None:
-    """What the run did after the action is no part of the pair."""
+    """Later turns of the run are not part of the pair."""
     stop = tokenizer.added["<|im_end|>"]
     rest = (Message("user", "go on"), Message("assistant", "bye"))
     first, last = [*letters(tokenizer, "no"), stop], [*letters(tokenizer, "bye"), stop]

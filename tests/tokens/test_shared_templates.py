@@ -1,4 +1,4 @@
-"""Real templates by cases, each sequence checked against transformers' own renders: the counts are a floor."""
+"""Real templates by case: each sequence is compared with renders of transformers, and the counts are a minimum."""
 
 import json
 from collections import Counter
@@ -26,7 +26,7 @@ needs_templates = pytest.mark.skipif(
 
 @needs_templates
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
-def test_every_shared_template_is_exact_or_refused_by_transformers_as_well(step: int) -> None:
+def test_every_shared_template_is_exact_or_also_refused_by_transformers(step: int) -> None:
     counts: Counter[str] = Counter()
     faults = []
     exact: Counter[tuple[str, bool]] = Counter()
@@ -38,7 +38,7 @@ def test_every_shared_template_is_exact_or_refused_by_transformers_as_well(step:
             if outcome.kind in ("wrong", "refused"):
                 faults.append(f"{path.stem} {key}: {outcome.kind}: {outcome.detail}")
     assert not faults
-    # The others are conversations that the template itself refuses: roles that alternate, tools that it demands.
+    # The other templates refuse a conversation: they require alternating roles, or tools.
     assert min(exact[name, reasoning] for name in CASES for reasoning in (True, False)) >= len(paths) - 3
     assert counts["one"] >= len(paths)
 
@@ -53,12 +53,12 @@ def to_record(message: dict[str, Any]) -> Message:
     )
 
 
-# Conversations that transformers cannot render with these templates work by an option.
+# Options support conversations that transformers cannot render with these templates.
 
 
 @needs_templates
 @pytest.mark.parametrize("name", ["trl-cohere", "trl-cohere2", "trl-gemma3"])
-def test_a_template_whose_roles_must_alternate_takes_tools_as_text(name: str) -> None:
+def test_a_template_with_alternating_roles_works_with_tools_as_text(name: str) -> None:
     source = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
     tokenizer = build_tokenizer(source, TOKENIZER)
     chat, tools = build_case("agent", reasoning=False)
@@ -76,7 +76,7 @@ def test_a_template_whose_roles_must_alternate_takes_tools_as_text(name: str) ->
 
 @needs_templates
 @pytest.mark.parametrize("name", ["command-r-plus", "Hermes-2-Pro", "Hermes-3"])
-def test_a_template_that_demands_tools_takes_a_chat_with_them(name: str) -> None:
+def test_a_template_that_requires_tools_works_for_a_chat_with_tools(name: str) -> None:
     (path,) = TEMPLATES.glob(f"*{name}*tool_use.jinja")
     source = path.read_text(encoding="utf-8")
     tokenizer = build_tokenizer(source, TOKENIZER)

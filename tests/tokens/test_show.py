@@ -1,4 +1,4 @@
-"""Painted tokens: nothing is lost, trained tokens stand out, text cannot break the page."""
+"""Painted tokens: nothing is lost, trained tokens are marked, text cannot break the page."""
 
 import html
 import io

@@ -197,7 +197,7 @@ def test_encoded_pairs_are_read_by_position_and_by_id_in_the_order_of_the_source
 
 
 def test_the_arrays_of_a_pair_lie_in_the_mapped_file(tokenizer, tmp_path, peak_memory):
-    """32 pairs of thousands of tokens a side: all of them are looked at, and a fraction of them is ever in memory."""
+    """32 pairs with thousands of tokens per side: all are read, but only a fraction is in memory at a time."""
     long = "hi " * 4000
     pairs = [
         made_pair(n, chosen=[Message("assistant", long)], rejected=[Message("assistant", long)]) for n in range(32)
@@ -247,7 +247,7 @@ NO_IDS = {"tokens": None, "prompt_length": None, "logprobs": None}
 
 
 def with_ids(number: int, text: str, **fields) -> Experience:
-    """An experience that was sampled letter by letter, which is not how its text is encoded, and has no stop token."""
+    """Return an experience that was sampled letter by letter, unlike the encoding of its text, without a stop token."""
     given = {"prompt": [Message("user", "hi")], "completion": [Message("assistant", text)], "reward": number}
     prompt = small_backend().encode(GIVEN).ids
     sampled = [int(i) for char in text for i in small_backend().encode(char).ids]
@@ -375,7 +375,7 @@ def test_weights_of_turns_reach_the_cache_and_parts_without_the_column_are_read(
 
 
 def test_a_folder_whose_pairs_were_all_refused_still_holds_pairs(tokenizer, tmp_path):
-    """Was said to hold the sequences of runs."""
+    """A folder without sequences is still recognised by its manifest."""
     long, other = Message("assistant", "word " * 50), Message("assistant", "text " * 50)
     pair = Pair(
         id="p", prompt=(Message("user", "q"),), chosen=(long,), rejected=(other,), chosen_reward=1.0, rejected_reward=0.0,

@@ -1,4 +1,4 @@
-"""Vocabularies that are no tokenizer.json: the ids of the family's own library, or a refusal that names the way out.
+"""Vocabularies other than tokenizer.json: the ids of the family's own library, or a refusal with a suggested fix.
 And the named templates of a folder, as transformers reads them."""
 
 import base64

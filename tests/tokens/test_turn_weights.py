@@ -29,7 +29,7 @@ def test_every_trained_token_of_a_turn_has_its_weight() -> None:
 
 
 def test_a_turn_in_a_sequence_of_its_own_has_its_weight_also_without_the_stage() -> None:
-    # The prompt closes a thought that history does not have: each turn has a sequence of its own.
+    # The prompt closes reasoning that history does not have, so each turn has a separate sequence.
     tokenizer = thinker("{{ m.content }}", "<think>\n\n</think>\n\n")
     experience = Experience(
         eid=EID("b", 1, 0), kind=Kind.MULTI_TURN, prompt=tuple(MESSAGES[:1]), completion=tuple(MESSAGES[1:])

@@ -96,7 +96,7 @@ def test_old_reasoning_is_no_reason_to_miss_the_stop() -> None:
 
 @pytest.mark.parametrize("text", ["", "<|a|>", "x<|a|><|b|>y<|a|> z", "<|a|>ok\n\n<|b|>\n<|a|><|b|><|a|>", "é<|b"])
 def test_segments_end_with_the_tokens_that_the_tokenizer_takes(text: str) -> None:
-    backend = Tokenizer.from_str(small_backend().to_str())  # a copy: others use it, too
+    backend = Tokenizer.from_str(small_backend().to_str())  # a copy, since other tests use it
     backend.add_special_tokens(["<|a|>", "<|b|>", "<|a|><|b|>"])  # one begins like another
     backend.add_tokens([AddedToken("ok", normalized=True)])
     tokenizer = ChatTokenizer(backend, "")

@@ -1,4 +1,4 @@
-"""Templates with different quirks, a small tokenizer for them, and the real tokenizers where they are on disk."""
+"""Templates with different quirks, a small tokenizer for them, and the real tokenizers if they are on disk."""
 
 import functools
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ CALLS = (
 
 @dataclass(frozen=True)
 class Family:
-    """A template and what is known of it by hand: its stop tokens, and which cases it cannot do."""
+    """A template, with its stop tokens and unsupported cases, determined by hand."""
 
     template: str
     stops: tuple[str, ...]

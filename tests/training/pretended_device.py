@@ -1,8 +1,8 @@
-"""A device that is not there: real values on the CPU behind torch's PrivateUse1 key.
+"""A pretended device: real values on the CPU behind torch's PrivateUse1 key.
 
 Tensors of it have the device type `pretended`. An operation that meets tensors of the CPU and of the device raises, as
 a GPU does (numbers are fine), and so does float64, which Apple's GPU does not have. It cannot be removed again: install
-it in a process of its own, after models are loaded, and move them with `.to("pretended")`.
+it in a separate process, after models are loaded, and move them with `.to("pretended")`.
 """
 
 from typing import Any
@@ -50,7 +50,7 @@ class Pretended(torch.Tensor):
             return result
         if name == "aten::copy_" and not isinstance(args[0], Pretended):
             return args[0]
-        # an operation in place returns what it was given
+        # an in-place operation returns its argument
         same = {id(tensor.values): tensor for tensor in found if isinstance(tensor, Pretended)}
         return tree_map_only(torch.Tensor, lambda t: same[id(t)] if id(t) in same else cls(t), result)
 

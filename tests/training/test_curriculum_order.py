@@ -1,4 +1,4 @@
-"""A curriculum is trained as it was built: stages by epoch, the order of the table where there are none."""
+"""A curriculum is trained in the order in which it was built: stages by epoch, or the order of the table if there are no stages."""
 
 import json
 
@@ -88,7 +88,7 @@ def test_each_epoch_trains_the_stages_that_are_in(model, tmp_path):
     assert "first epoch has 2 of 10 items, the last 10" in " ".join(status.notes)
 
 
-def test_pairs_that_no_epoch_reaches_are_said(model, tmp_path):
+def test_pairs_that_no_epoch_reaches_are_reported(model, tmp_path):
     train(config(epochs=3), model=model, pairs=staged_pairs(tmp_path), output=tmp_path / "run")
     assert "4 are never trained: all are in from epoch 5 on" in " ".join(read_status(tmp_path / "run").notes)
 
@@ -103,7 +103,7 @@ def test_a_curriculum_without_stages_is_not_shuffled_away(model, tmp_path):
 
 
 def test_the_order_of_the_table_counts_and_not_that_of_the_cache(model, tmp_path):
-    """The tokens of a table that was built with another order before are taken from the cache, and stand there so."""
+    """The tokens come from the cache, which has the order of an earlier build of the table."""
     tokens = tmp_path / "tokens"
     for name in ("hard-first", "easy-first"):
         pairs = staged_pairs(tmp_path / name, curriculum=name, curriculum_start=None)
@@ -131,7 +131,7 @@ def test_validation_and_checkpoints_come_at_the_end_of_each_epoch_however_long_i
     assert summary(tmp_path / "run", is_completed=True)["best_epoch"] == best - 1
 
 
-def test_a_stopped_run_goes_on_in_the_right_stage(model, tmp_path):
+def test_a_stopped_run_resumes_in_the_right_stage(model, tmp_path):
     pairs = staged_pairs(tmp_path)
     whole = train(config(), model=model, pairs=pairs, output=tmp_path / "whole")
 

@@ -60,7 +60,7 @@ def test_the_check_of_a_device_passes_on_the_cpu():
 
 
 def test_the_check_of_a_device_finds_a_lost_gradient_and_a_wrong_loss(monkeypatch):
-    """A device that scales the loss, and an adapter of which one matrix is frozen."""
+    """A device that scales the loss, and an adapter with one frozen matrix."""
     right, attached = device_check._loss, device_check.attach_adapter
     calls = []
 
@@ -85,7 +85,7 @@ def test_the_check_of_a_device_finds_a_lost_gradient_and_a_wrong_loss(monkeypatc
 
 @pytest.fixture(scope="module")
 def on_a_pretended_device(tmp_path_factory):
-    """In a process of its own: a backend of torch cannot be removed again."""
+    """Run in a separate process, since a backend of torch cannot be removed."""
     tests = Path(__file__).resolve().parents[1]
     folder = tmp_path_factory.mktemp("pretended")
     paths = os.pathsep.join([str(tests.parent / "src"), str(tests), os.environ.get("PYTHONPATH", "")])

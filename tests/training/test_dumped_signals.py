@@ -1,4 +1,4 @@
-"""Dumped batches hold what a loss takes beside the tokens, as an independent computation has it."""
+"""Dumped batches contain the other inputs of a loss, equal to those of an independent computation."""
 
 import json
 import statistics

@@ -1,4 +1,4 @@
-"""What `pairwright tokens` wrote is trained as it is: nothing is encoded again, and what does not agree is refused."""
+"""The output of `pairwright tokens` is trained without encoding again; inconsistent inputs are refused."""
 
 import json
 import shutil
@@ -45,7 +45,7 @@ def no_encoding(monkeypatch):
         raise AssertionError("something was encoded")
 
     monkeypatch.setattr(stage, "encode_items", fail)
-    monkeypatch.setattr("os.cpu_count", lambda: 1)  # in this process, where it fails
+    monkeypatch.setattr("os.cpu_count", lambda: 1)  # in this process, in which encoding fails
 
 
 def config(channels=None, **tokens):
@@ -122,7 +122,7 @@ def test_a_folder_without_sequences_and_sequences_that_no_channel_uses_are_refus
         train(only_runs, model=model, output=tmp_path / "run", experience=runs, tokens=tokens)
 
 
-def test_what_is_encoded_beside_the_tokens_is_said(model, pairs, tmp_path):
+def test_runs_without_cached_tokens_are_encoded_with_a_note(model, pairs, tmp_path):
     tokens, runs = encode(pairs, model, tmp_path / "tokens"), make_failed_runs(tmp_path / "runs")
     notes = []
     train(

@@ -1,4 +1,4 @@
-"""`train.where`: what it leaves out is not trained on, and is counted."""
+"""`train.where`: excluded records are not trained on, and are counted."""
 
 import json
 

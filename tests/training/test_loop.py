@@ -1,4 +1,4 @@
-"""The loop: what it learns, what does not change it, how it stops and goes on."""
+"""The loop: what it learns, what does not affect the result, how it stops and resumes."""
 
 import json
 import os
@@ -178,7 +178,7 @@ def test_validation_chooses_the_best_checkpoint_and_stops_early(model, tmp_path)
     assert all(torch.equal(model_weights[name], tensor) for name, tensor in saved.items() if name in model_weights)
 
 
-def test_a_loss_that_is_no_number_stops_with_the_batch_saved(model, pairs, tmp_path):
+def test_a_nan_loss_stops_the_training_and_saves_the_batch(model, pairs, tmp_path):
     config = settings(epochs=30, learning_rate=1e6, max_grad_norm=0)
     with pytest.raises(BadLoss, match=r"batches/bad-") as caught:
         train(config, model=model, pairs=pairs, output=tmp_path)

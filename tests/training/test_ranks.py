@@ -1,4 +1,4 @@
-"""Several processes that train one model end with the weights of one process and report what it reports."""
+"""Training in several processes gives the weights and the reports of training in one process."""
 
 import json
 import os
@@ -94,7 +94,7 @@ def test_processes_with_different_numbers_of_parts_end_with_the_weights_of_one(a
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_from_a_checkpoint_of_another_number_of_processes(alone):
+def test_a_run_resumes_from_a_checkpoint_of_another_number_of_processes(alone):
     every = ["train.save_every=1", "train.val_check_interval=1", "train.keep_top_k=99"]
     two, one = [*TORCHRUN, "-m", "pairwright.cli"], [sys.executable, "-m", "pairwright.cli"]
     run(alone, "whole", two, *every)
@@ -121,7 +121,7 @@ def cut(source, folder, *, step):
 
 @pytest.mark.slow
 def test_every_kind_of_training_by_two_processes_ends_with_the_weights_of_one(tmp_path):
-    """Adapters, losses with a pass of their own, all channels, teachers, another reference, tied weights, experts."""
+    """Adapters, losses with a separate pass, all channels, teachers, another reference, tied weights, experts."""
     make_model(tmp_path / "model")
     make_model(tmp_path / "other", seed=7)
     for kind in MODELS:

@@ -1,4 +1,4 @@
-"""A training that has nothing to learn from says first what was refused."""
+"""If there is nothing to train on, the error begins with the refusals."""
 
 import pytest
 

@@ -44,7 +44,7 @@ def run_with_calls(number: int, **fields) -> Experience:
     return Experience(**({"eid": EID(batch=0, task=number // 2, run=number % 2)} | given | fields))
 
 
-def test_pairs_with_calls_are_refused_counted_and_said(model, tmp_path):
+def test_pairs_with_calls_are_refused_and_counted(model, tmp_path):
     pairs = [*(made_pair(number) for number in range(4)), pair_with_calls(4), pair_with_calls(5)]
     write_pairs(tmp_path / "pairs", [pairs_to_batch(pairs)])
     notes: list[str] = []
@@ -62,7 +62,7 @@ def test_pairs_with_calls_are_refused_counted_and_said(model, tmp_path):
     assert ("refused: dropped" in counts, counts["with_dropped_content"]) == (False, 2)
 
 
-def test_nothing_but_refused_pairs_is_an_error_that_names_the_reason(model, tmp_path):
+def test_only_refused_pairs_are_an_error_that_names_the_reason(model, tmp_path):
     write_pairs(tmp_path / "pairs", [pairs_to_batch([pair_with_calls(0)])])
     with pytest.raises(DataError, match=r"no pair to train on .1 × refused: dropped"):
         train(config(dpo=1), model=model, pairs=tmp_path / "pairs", output=tmp_path / "run")

@@ -1,4 +1,4 @@
-"""What training does where nothing is set: an SFT term per token, warnings without one, and a watch on chosen sides."""
+"""Defaults of training: an SFT term per token, warnings without it, and monitoring of chosen sides."""
 
 import json
 from pathlib import Path
@@ -75,7 +75,7 @@ def test_the_sft_term_of_long_good_runs_counts_per_token(channel, model, tmp_pat
     if channel == "grpo":
         assert difference == pytest.approx(0.1 * anchored["grpo/nll"], rel=1e-3)
         assert 0 < difference < 1
-    else:  # the mean over all runs, of which half are desirable
+    else:  # the mean over all runs, half of which are desirable
         assert difference == pytest.approx(-0.1 * anchored["kto/logps_desirable"] / 1204 / 2, rel=1e-3)
         assert 0 < difference < 1
 
@@ -135,11 +135,11 @@ def test_the_watch_tells_a_fall_from_a_rise():
         assert watch.finish() is None
 
 
-def test_margins_that_do_not_move_are_said(model, tmp_path):
+def test_margins_that_do_not_change_are_reported(model, tmp_path):
     pairs = make_pairs(tmp_path / "pairs", 8)
     trained(model, tmp_path / "slow", pairs=pairs, learning_rate=1e-9, max_steps=12)
     assert any("margins did not move" in note for note in read_status(tmp_path / "slow").notes)
-    # Before the first update there is no margin.
+    # Before the first update the margin is 0.
     trained(model, tmp_path / "one", pairs=pairs, learning_rate=1e-9, max_steps=1)
     assert not any("margins did not move" in note for note in read_status(tmp_path / "one").notes)
     trained(model, tmp_path / "fast", pairs=pairs, max_steps=12)
@@ -200,6 +200,6 @@ def test_turns_before_a_compared_decision_are_anchored_once_for_each_prompt(mode
         assert sum(item["masks"][0]) == 5 + 4
         anchored = rows[0]
     assert anchored["loss"] - plain == pytest.approx(0.1 * anchored["anchor/nll"], rel=1e-3)
-    # Where no prompt has a turn of the model there is nothing to hold, which is said.
+    # If no prompt has a generated turn, there is nothing to hold, and a note says so.
     trained(model, tmp_path / "none", pairs=make_pairs(tmp_path / "first", 4), dpo={"anchor_weight": 0.1})
     assert any("there is no anchor" in note for note in read_status(tmp_path / "none").notes)

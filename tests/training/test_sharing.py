@@ -180,7 +180,7 @@ def test_attention_that_has_something_unknown_refuses():
 
 
 def test_branches_do_not_see_each_other(group_size, tmp_path):
-    """The log-probabilities of one side are the same whatever stands on the other."""
+    """The log-probabilities of one side do not depend on the other side."""
     policy = Policy(read_weights(make_model(tmp_path)).eval())
     one, mask = np.array([3, 4, 5]), np.ones(3, bool)
     first = policy.score([Tree([7, 8], (one, [9, 9, 9, 9]), (mask, np.ones(4, bool)))]).logps_N[:3]

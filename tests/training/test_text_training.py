@@ -90,7 +90,7 @@ def test_an_unpaired_text_is_trained_by_sft(base_model, tmp_path):
     assert trained == " good.<|end|>"
 
 
-def test_a_chat_is_refused_without_a_template_and_the_reason_is_told(base_model, tmp_path):
+def test_a_chat_is_refused_without_a_template_with_the_reason(base_model, tmp_path):
     rows = [{"prompt": [{"role": "user", "content": "red?"}], "chosen": "yes", "rejected": "no"}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     import_files([str(tmp_path / "rows.jsonl")], Table(tmp_path / "experience"))
@@ -165,7 +165,7 @@ def test_preferences_of_token_ids_alone_are_paired_and_trained_on_these_ids(base
     import_files([str(tmp_path / "payload.trxp")], Table(tmp_path / "experience"))
     summary = build_pairs([Table(tmp_path / "experience")], tmp_path / "pairs", PairOptions(strategy="imported"))
     drops = {drop["reason"]: drop["count"] for stage in summary["stages"] for drop in stage["drops"]}
-    # Ids are compared like text: equal sides are dropped, and so are equal pairs; a prompt may have a name of its own.
+    # Ids are compared like text: equal sides and equal pairs are dropped; a prompt may have its own name.
     assert drops["identical completions"] == 1
     assert summary["pairs"] == (2 if item else 3)
     options = TokensConfig(tokenizer=str(base_model))

@@ -137,7 +137,7 @@ def test_a_value_that_is_not_finite_is_never_taken_for_zero(name, bad, model, tm
     assert counts.get("runs_by_token") == (1 if name == "advantages" else None)
 
 
-def test_what_is_recorded_and_not_used_is_said(model, tmp_path):
+def test_recorded_but_unused_values_are_reported(model, tmp_path):
     field = CustomField("w", "weight", "float32")
     values = np.ones(4, np.float32)
     fields = [

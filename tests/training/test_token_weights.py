@@ -38,7 +38,7 @@ ITEMS = np.arange(2)
 def sequence(answer, *, mask=None, weights=None):
     ids = [1, 30, 31, 5, 4, *answer]
     mask = [False] * 5 + (mask or [True] * len(answer))
-    weights = None if weights is None else [9.0] * 5 + weights  # what is not trained has no weight that counts
+    weights = None if weights is None else [9.0] * 5 + weights  # weights of untrained tokens have no effect
     old = [0.0] * 5 + [-5.0, -5.2, -5.4, -5.6][: len(answer)]  # ratios of grpo that are not 1
     return Sequence(
         ids=ids, mask=mask, message_index=[1] * len(ids), paint=[0] * len(ids), logprobs=old, weights=weights

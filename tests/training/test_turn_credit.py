@@ -83,7 +83,7 @@ def made_run(
 
 
 def with_ids(run: Experience, model: Path) -> Experience:
-    """The run with the ids of its render as recorded ones, where it is one sequence."""
+    """Return the run with the ids of its render as recorded ids, if it is one sequence."""
     sequences = encode_experience(ChatTokenizer.from_folder(model), run)
     if len(sequences) > 1:
         return run
@@ -160,7 +160,7 @@ def test_pairs_train_accepted_turns_of_chosen_sides_and_failed_or_all_turns_of_r
             num_refused += 1
             assert ("dpo", pair.id, "chosen") not in found
             continue
-        # What both runs have in common stands in the prompt of neither here: whole runs are compared.
+        # Whole runs are compared: their common turns are not part of the prompt.
         assert found["dpo", pair.id, "chosen"] == accepted
         assert found["dpo", pair.id, "rejected"] == wanted
     ledger = build_ledger("run", folder)
@@ -259,13 +259,13 @@ def test_recorded_step_rewards_are_values():
     tokens = {"tokens": [1, 2, 3, 4, 5, 6], "prompt_length": 1, "action_mask": [1, 1, 0, 1, 1]}
     rewards = {"token_level_reward": [0.0, 2.0, -3.0, 0.0, 0.5]}
     by_token = Experience(kind="multi_turn", completion=plain, **tokens, **rewards)
-    # What stands between two turns is the environment's answer to the first.
+    # The text between two turns is the environment's answer to the first.
     assert verdicts(by_token) == {0: ("failed", -1.0, "rewards"), 2: ("ok", 0.5, "rewards")}
     answer = {"kind": "single_turn", "completion": [Message("assistant", "a step")], "reward": -1.0}
     assert verdicts(Experience(**answer, source=Source("a.jsonl", format="prm800k"))) == {
         0: ("failed", -1.0, "rewards")
     }
-    # The reward of a whole run is no verdict on its only turn.
+    # The reward of a run is not a verdict on its only turn.
     assert verdicts(Experience(**answer)) == {0: ("unknown", -1.0, "rewards")}
     assert verdicts(Experience(kind="multi_turn", completion=plain, reward=1.0)) == {}
 
@@ -290,7 +290,7 @@ def test_votes_on_turns_count_and_change_what_is_encoded(models, tmp_path):
     votes.vote("ada", run.eid.uid, 1, "failed")
     assert masked() == (1, 0)
     assert count_credit(table, CreditConfig())["failed_by"] == {"votes": 1}
-    votes.vote("bob", run.eid.uid, 1, "ok")  # one against one is no verdict
+    votes.vote("bob", run.eid.uid, 1, "ok")  # one vote against one gives no verdict
     assert masked() == (0, 1)
     votes.vote("bob", run.eid.uid, 1, "skip")
     assert masked() == (1, 1)

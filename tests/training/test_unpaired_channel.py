@@ -1,4 +1,4 @@
-"""Runs that are good or bad on their own (kto), mixtures, a moving reference."""
+"""The kto channel (runs labelled individually as good or bad), mixtures, a moving reference."""
 
 import json
 
@@ -27,7 +27,7 @@ def rows_of(folder):
 
 
 def make_thumbs(folder, num=12, *, good=lambda number: number % 3 == 0, reward=lambda good: float(good)):
-    """One run a task, some of them good: no two can be compared, so there is not one pair."""
+    """Write one run per task, some of them good. No two runs are comparable, so there are no pairs."""
     with Table(folder) as table:
         table.append(
             Experience(
@@ -51,7 +51,7 @@ def assert_same_weights(first, second, **tolerance):
 KTO = {"dpo": 0, "kto": 1}
 
 
-def test_thumbs_without_a_single_pair_are_learnt(model, tmp_path):
+def test_runs_labelled_individually_are_trained_without_pairs(model, tmp_path):
     runs = make_thumbs(tmp_path / "runs", 24)
     train(
         settings(channels=KTO, epochs=8, kto={"sft_loss_weight": 0}),
@@ -60,7 +60,7 @@ def test_thumbs_without_a_single_pair_are_learnt(model, tmp_path):
         output=tmp_path / "run",
     )
     rows = rows_of(tmp_path / "run")
-    # Nothing differs from the reference at first: σ(0) for each example.
+    # Initially the model equals the reference: σ(0) for each example.
     assert rows[0]["loss"] == pytest.approx(0.5, abs=1e-6)
     assert rows[0]["kto/z0"] == 0.0
     assert rows[-1]["kto/rewards_desirable"] > 0 > rows[-1]["kto/rewards_undesirable"]
@@ -70,7 +70,7 @@ def test_thumbs_without_a_single_pair_are_learnt(model, tmp_path):
     assert any("8 desirable runs (reward ≥ 0.5), 16 undesirable" in note for note in status.notes)
 
 
-def test_what_is_desirable_is_said_by_the_threshold(model, tmp_path):
+def test_the_threshold_decides_which_runs_are_desirable(model, tmp_path):
     runs = make_runs(tmp_path / "runs", 4, 3)
     config = settings(channels=KTO, max_steps=1, kto={"threshold": 0.99})
     train(config, model=model, experience=runs, output=tmp_path / "run")
@@ -83,7 +83,7 @@ def test_what_is_desirable_is_said_by_the_threshold(model, tmp_path):
         train(settings(channels=KTO), model=model, experience=flat, output=tmp_path / "equal")
 
 
-def test_imbalance_is_shown_with_the_weight_that_mends_it(model, tmp_path):
+def test_imbalance_is_reported_with_the_weight_that_balances_it(model, tmp_path):
     runs = make_thumbs(tmp_path / "runs", 12, good=lambda number: number == 0)
     train(settings(channels=KTO, max_steps=1), model=model, experience=runs, output=tmp_path / "run")
     assert any("train.kto.desirable_weight=11 would balance" in note for note in read_status(tmp_path / "run").notes)
@@ -125,7 +125,7 @@ def test_micro_batches_do_not_change_these_losses(model, pairs, tmp_path, dpo):
         ({"dpo": {"loss_type": ["sigmoid", "ipo"], "loss_weights": [1.0]}}, "got 1 weights for 2 losses"),
     ],
 )
-def test_what_does_not_go_together_is_refused(changes, words):
+def test_incompatible_options_are_refused(changes, words):
     with pytest.raises((ConfigError, ValueError), match=words):
         settings(**changes)
 
@@ -136,8 +136,8 @@ def test_trls_lists_of_losses_are_a_mixture():
     assert settings().train.dpo.losses == {"sigmoid": 1.0}
 
 
-def test_labels_by_group_compare_with_the_mean_and_leave_flat_groups_out(model, tmp_path):
-    """Group 0 has rewards 0.8, 0.9, 0.9 and group 1 has 0.1, 0.2, 0.1; the third has one reward only."""
+def test_labels_by_group_compare_with_the_mean_and_skip_groups_of_equal_rewards(model, tmp_path):
+    """Group 0 has rewards 0.8, 0.9, 0.9, group 1 has 0.1, 0.2, 0.1, and all rewards of group 2 are equal."""
     rewards = [[0.8, 0.9, 0.9], [0.1, 0.2, 0.1], [0.5, 0.5, 0.5]]
     with Table(tmp_path / "runs") as table:
         table.append(
@@ -167,11 +167,11 @@ def test_labels_by_group_compare_with_the_mean_and_leave_flat_groups_out(model, 
         ({"label_by": "group"}, {"desirable": 3, "undesirable": 3}),
         ({"label_by": "best"}, {"desirable": 3, "undesirable": 3}),
         ({"label_by": "best-worst"}, {"desirable": 3, "undesirable": 2, "without_label": 1}),
-        # The answers of rewards 1 and 0 stand in both tasks; the one of ½ is good in the second and bad in the first.
+        # The answers with rewards 1 and 0 occur in both tasks; the other one is good in the second and bad in the first.
         ({"label_by": "best", "unique": True}, {"desirable": 2, "undesirable": 2, "repeated": 2}),
     ],
 )
-def test_labels_are_those_of_the_group_and_what_is_repeated_counts_once(options, counts, model, tmp_path):
+def test_labels_are_assigned_by_group_and_repeated_answers_count_once(options, counts, model, tmp_path):
     with Table(tmp_path / "runs") as table:
         table.append(
             Experience(

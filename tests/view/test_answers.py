@@ -1,4 +1,4 @@
-"""What the page is told about tables: rows, conditions, search, facets, tasks, records, pairs, tokens, evaluations."""
+"""The answers that the page gets about tables: rows, conditions, search, facets, tasks, records, pairs, tokens, evaluations."""
 
 import json
 

@@ -110,7 +110,7 @@ def test_open_search_filter_step_through_pairs_vote_restart_and_the_votes_are_th
             page.get_by_role("button", name=re.compile("^chosen"))
         ).first.click()
         page.locator(".chips .chip", has_text="outcome =").wait_for()
-        # A record and a sequence: the buttons lead to the neighbours, also where there is no keyboard.
+        # A record and a sequence: the buttons lead to the neighbours, also without a keyboard.
         for name in ("experiences", "tokens"):
             page.goto(page.url.partition("#")[0] + f"#/{name}")
             rows(page, {"tokens": "sequences"}.get(name, name)).nth(3).wait_for()

@@ -1,4 +1,4 @@
-"""Who may ask the server, and what it sends: token, cookie, host, origin, policy, errors."""
+"""Access to the server, and its responses: token, cookie, host, origin, policy, errors."""
 
 import asyncio
 import re

@@ -1,10 +1,10 @@
 """A support desk: which team should answer a message? One question, several candidates, one score each."""
 
-PROMPT = "{text}"  # for a pretrained model, say here what you want, and show two or three examples
+PROMPT = "{text}"  # for a pretrained model, describe the task here, and show two or three examples
 
 
 async def play(task, policy, recorder):
-    """Training: `policy.num_candidates` answers to each message; they are compared with each other."""
+    """Training: `policy.num_candidates` answers to each message, which are compared with each other."""
     async with recorder.step(PROMPT.format(text=task["text"])) as step:
         for answer in await policy.complete(step.prompt):
             step.candidate(answer)  # scored by `score` below
@@ -18,5 +18,5 @@ async def exam(task, policy, recorder):
 
 
 def score(task, candidate):
-    """1 for the right team. Partial credit helps where few answers are right."""
+    """Return 1 for the right team. Partial credit helps if few answers are right."""
     return float(candidate.text.strip() == task["label"])

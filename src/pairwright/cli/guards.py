@@ -17,9 +17,9 @@ from pairwright.interrupts import is_interrupt
 _WAYS_OUT = {
     errno.ENOENT: "check the path, and create the folder that it is in",
     errno.ENOTDIR: "a part of the path is a file, not a folder: choose another path",
-    errno.EISDIR: "a folder is there, where a file was expected: choose another path",
-    errno.EEXIST: "something is there already: choose another path, or remove it",
-    errno.ENOTEMPTY: "something is there already: choose another path, or remove it",
+    errno.EISDIR: "the path is a folder, but a file was expected: choose another path",
+    errno.EEXIST: "the path exists already: choose another path, or remove it",
+    errno.ENOTEMPTY: "the folder is not empty: choose another path, or remove its content",
     errno.EACCES: "choose a path that you may read and write, or change its permissions",
     errno.EPERM: "choose a path that you may read and write, or change its permissions",
     errno.EROFS: "choose a path on another file system",
@@ -34,19 +34,19 @@ _WAYS_OUT = {
     errno.ENOMEM: "close other programs, or use fewer --workers",
     errno.EADDRINUSE: "another program listens there: choose another --port",
     errno.EADDRNOTAVAIL: "this machine does not have the address: choose another --host",
-    errno.ECONNREFUSED: "nobody listens there: start the server, or check the address",
+    errno.ECONNREFUSED: "no server listens there: start the server, or check the address",
 }
 _OTHER_WAY_OUT = "check the path and the device; then run the same command again"
 
-_SAME = "the same command goes on where it was"
-_WITH_RESUME = "the same command with --resume goes on where it was"
-_FROM_START = "nothing was finished, and the same command begins again"
+_SAME = "repeat the same command to continue"
+_WITH_RESUME = "repeat the same command with --resume to continue"
+_FROM_START = "nothing was finished; repeat the same command to start again"
 # Commands, and how to continue after Ctrl-C; commands that are not listed write nothing
 _AT_STOP = {
     "run": _SAME,
     "demo": _SAME,
     "compare": _SAME,
-    "import": "the same command adds what is not in the table yet",
+    "import": "repeat the same command to add the missing records",
     "collect": _WITH_RESUME,
     "teach": _SAME,
     "score": _SAME,
@@ -63,12 +63,12 @@ _AT_STOP = {
     "evaluate compare": _FROM_START,
     "report": _FROM_START,
     "config from-nat": _FROM_START,
-    "jobs submit": "whether the job was handed over: pairwright jobs list",
+    "jobs submit": "check whether the job was submitted: pairwright jobs list",
     "jobs cancel": "its state: pairwright jobs show JOB",
     "jobs deploy": "its state: pairwright jobs show JOB",
-    "record": "what was recorded is in the table",
-    "serve jobs": "the same command serves again, and continues with the jobs",
-    "serve model": "the same command serves again",
+    "record": "all recorded experiences are in the table",
+    "serve jobs": "repeat the same command to serve again and continue the jobs",
+    "serve model": "repeat the same command to serve again",
     "serve targets add": _FROM_START,
     "serve targets remove": _FROM_START,
     "serve token create": "whether there is a token: pairwright serve token list",

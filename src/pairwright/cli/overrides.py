@@ -114,7 +114,7 @@ def _is_override(word: str, *, is_checked: bool) -> bool:
     from pairwright.config.config_tree import explain_unknown, is_top_key
 
     key = match[1]
-    # lexists: a broken link is a path, too
+    # lexists, because a broken link is also a path
     is_path = os.path.lexists(word) or (glob.has_magic(word) and any(True for _ in glob.iglob(word, recursive=True)))
     if is_path and is_top_key(key):
         raise ConfigError(f"{word}: a path and an override: write ./{word} for the path, or --set {shlex.quote(word)}")

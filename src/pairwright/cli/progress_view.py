@@ -16,7 +16,7 @@ _METRICS = ("loss", "rewards/margins", "rewards/accuracies", "logps/chosen", "lo
 
 
 class Progress:
-    """A bar: `show(done, total)` while inside; `unit` is what is counted ("MB" counts bytes)."""
+    """A progress bar as a context manager with `show(done, total)`. `unit` names what is counted; "MB" counts bytes."""
 
     def __init__(self, verb: str, unit: str) -> None:
         self._verb, self._unit = verb, unit
@@ -34,7 +34,7 @@ class Progress:
             # transient: the bar disappears at the end, and only the result stays
             self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
             self._bar.start()
-            # the total is known at the first `show` only
+            # the total is not known before the first `show`
             task = self._bar.add_task(self._verb, total=None)
             self._update = lambda done, total: self._bar.update(task, completed=done, total=total)
         return self

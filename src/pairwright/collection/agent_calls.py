@@ -1,4 +1,4 @@
-"""The calls that an agent makes through its endpoint in one run: requests to the policy, and trajectories of them.
+"""The calls that an agent makes through its endpoint in one run, answered by the policy and joined to trajectories.
 
 An agent sends the whole conversation with every call. A call whose prompt begins with an earlier call's prompt and
 answer continues it; a path from a first call to a last one is a trajectory, recorded as one experience with the tools,
@@ -45,7 +45,7 @@ class BadRequest(PairwrightError):
 
 @dataclass(eq=False)
 class _Answer:
-    """One choice of a call: the conversation that it ends, and the answer that it continues."""
+    """One choice of a call: prompt, completion, and the earlier answer (`parent`) whose conversation it continues."""
 
     prompt: tuple[Message, ...]
     completion: Completion

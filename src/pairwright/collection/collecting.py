@@ -37,7 +37,7 @@ def collect(
 
     Args:
         play: The workflow: an `async def` function of (task, policy, recorder), or its name: "module:function",
-            "path/file.py:function". A configuration here is the same as `config`.
+            "path/file.py:function". A configuration passed here is used as `config`.
         tasks: Rows (dicts), a file of them, or the number of tasks, which then have only an id.
         output: Folder of the run; the table is in `experience/`.
         workflow: The workflow, if it is not `play`.
@@ -46,7 +46,7 @@ def collect(
             with `name`, `complete` and `close`.
         config: A configuration or its YAML file; the other arguments override it.
         seed: Seed of all runs.
-        resume: Continue a collection: run only what is not done yet.
+        resume: Continue the collection in `output`: only unfinished runs are executed.
         watch: A function that is called with the status twice a second.
         progress: True prints the status to stderr.
         base: Second folder to resolve relative paths of the configuration from.

@@ -70,7 +70,7 @@ def _identity(config: Config, workflow: str) -> Json:
     # these may change on resume: they do not change results
     for key in ("timeout_seconds", "max_concurrency", "prompt_price", "completion_price"):
         del scorer[key]
-    # absent unless set, as in collections from before these keys existed
+    # left out unless set, so that collections without these keys can be resumed
     for key in ("criteria", "max_result_characters"):
         if scorer[key] == ScorerConfig.model_fields[key].get_default(call_default_factory=True):
             del scorer[key]
@@ -80,7 +80,7 @@ def _identity(config: Config, workflow: str) -> Json:
         "workflow": workflow,
         "scorer": scorer,
         **{f"policy.{key}": policy[key] for key in _SAMPLING},
-        # null if empty, as in collections from before this key existed
+        # null if empty, so that collections without this key can be resumed
         "policy.chat_template_kwargs": policy["chat_template_kwargs"] or None,
         "policy.tools_as_text": None if policy["tools_as_text"] == "off" else policy["tools_as_text"],
     }

@@ -127,7 +127,7 @@ class Judge:
         return [Outcome({OVERALL: mean}, cost=cost) for mean in means]
 
     async def compare(self, runs: Sequence[Experience]) -> tuple[list[Outcome], list[Comparison]]:
-        """Compare each two runs of one prompt in both orders; a score is the share of comparisons won."""
+        """Compare every two runs of one prompt in both orders; a score is the share of comparisons won."""
         if len(runs) < 2:
             return [Outcome() for _ in runs], []
         pairs = [(one, other) for number, one in enumerate(runs) for other in runs[number + 1 :]]
@@ -190,7 +190,7 @@ class Judge:
             return answer
         except BaseException as error:
             future.set_exception(error)
-            future.exception()  # mark as retrieved: there may be no waiter
+            future.exception()  # mark as retrieved, or asyncio warns if nobody waits
             raise
         finally:
             del self._pending[key]

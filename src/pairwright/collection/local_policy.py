@@ -19,13 +19,13 @@ class LocalPolicy:
         self.engine = engine
         self._batcher = Batcher(engine)
         self._call_format = engine.call_format
-        self.warning = ""  # shown once while the runs are collected
+        self.warning = ""  # shown once during the collection
 
     @classmethod
     def load(cls, config: PolicyConfig, folder: Path) -> "LocalPolicy":
         from transformers.utils import logging as transformers_logging
 
-        transformers_logging.disable_progress_bar()  # it would break the live table
+        transformers_logging.disable_progress_bar()  # a progress bar would break the live table
         engine = Engine.load(
             folder,
             device=config.device,

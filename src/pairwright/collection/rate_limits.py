@@ -31,7 +31,11 @@ class RateLimit:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds to wait according to the response headers: retry-after-ms, or retry-after as seconds or as a date."""
+    """Seconds to wait according to the response headers: retry-after-ms, or retry-after as seconds or as a date.
+
+    >>> retry_after({"retry-after-ms": "1500"}), retry_after({"retry-after": "2"}), retry_after({})
+    (1.5, 2.0, None)
+    """
     for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:
             return max(0.0, float(headers[name]) * scale)

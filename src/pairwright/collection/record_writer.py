@@ -30,7 +30,7 @@ class Writer:
 
     async def flush(self) -> None:
         """Wait until everything added so far is durable."""
-        # shielded: a caller that is cancelled must not end a write in which others have their records
+        # shielded: cancelling one caller must not abort a write that includes records of others
         await asyncio.shield(self._write_all())
         self._check()
 

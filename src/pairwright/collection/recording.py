@@ -237,7 +237,7 @@ class Recorder:
             self.emit(waiting, only_scored=False)
 
     def emit(self, closed: Step, *, only_scored: bool = True) -> None:
-        """Emit the candidates of a step that wait for it, grouped by prompt hash."""
+        """Emit the candidates of a step that were not emitted yet, grouped by prompt hash."""
         # tools, and so the prompt hash, may differ between candidates of a step
         groups: dict[str, list[Experience]] = {}
         for number, candidate in closed.take(only_scored=only_scored):

@@ -132,7 +132,7 @@ def collect(
 
 
 class Collection:
-    """One process's part of a collection: from the state of the ledger to the end of the last run."""
+    """The part of a collection that one process runs: all runs that the ledger does not list as done."""
 
     def __init__(
         self,
@@ -346,7 +346,7 @@ class Collection:
         if entry.state == "failed" and not self._config.collect.continue_on_collection_error:
             raise CollectError(
                 f"task {entry.task!r}, run {entry.run} failed ({entry.kind}): {entry.message}; "
-                "collect.continue_on_collection_error goes on after failures, --resume tries again"
+                "collect.continue_on_collection_error continues after failures, --resume tries again"
             )
 
     def _entries(self) -> list[Entry]:

@@ -55,7 +55,11 @@ def make_scorer(config: ScorerConfig, *, base: Path | None = None) -> Scorer:
 
 
 def as_score(value: Any, where: str) -> tuple[float | None, Json]:
-    """Parse the value of a scorer to a score and its components."""
+    """Parse the value of a scorer to a score and its components.
+
+    >>> as_score({"score": 1, "components": {"format": 0.5}}, "my_scorer"), as_score(None, "my_scorer")
+    ((1.0, {'format': 0.5}), (None, {}))
+    """
     components: Json = {}
     # {"score": ...}, or {"reward": ...} from some evaluators
     if isinstance(value, dict):

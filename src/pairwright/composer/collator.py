@@ -87,7 +87,7 @@ class CollatorConfig:
 
 
 class _Encoder(NamedTuple):
-    """What encodes traces, hinted traces and pairs: the exact encoding of `tokens/`, or that of a stub."""
+    """The functions that encode traces, hinted traces and pairs: those of `tokens/`, or of a `StubEncoder`."""
 
     encode_trace: Callable[[Experience], list[TokenSequence]]
     distill: Callable[[Experience, Sequence[Hint]], list[Distillation]]
@@ -108,7 +108,7 @@ class ComposerDataCollator:
     def __post_init__(self) -> None:
         self.config = read_config(self.config)
         self._encoder = _choose_encoder(self.tokenizer)
-        _read_generator(self.config.hint_generator)  # an invalid one is refused here, not at the first batch
+        _read_generator(self.config.hint_generator)  # raises for an invalid generator now instead of at the first batch
 
     def __call__(self, batch: Sequence[TraceExample]) -> dict[str, Any]:
         config = self.config

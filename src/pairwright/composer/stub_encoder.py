@@ -86,7 +86,7 @@ class StubEncoder:
         for answer in (pair.chosen, pair.rejected):
             messages = _records(answer)
             if len(messages) != 1 or messages[0].tool_calls or not messages[0].text:
-                raise Refusal("no_template", "a tokenizer that only encodes text, and an answer that is not one text")
+                raise Refusal("no_template", "the tokenizer only encodes text, and an answer is not a single text")
             own = self._ids(messages[0].text)
             mask = [False] * len(ids) + [True] * len(own)
             numbers = [-1] * len(ids) + [len(pair.prompt)] * len(own)
@@ -109,7 +109,7 @@ class StubEncoder:
             elif trained:
                 start = self._locate(whole, chats, place, own)
                 if start is None:
-                    raise Refusal("dropped", "its ids are not found once in the rendered message", message=number)
+                    raise Refusal("dropped", "its ids cannot be located in the rendered message", message=number)
                 mask[start : start + len(own)] = [True] * len(own)
                 numbers[start : start + len(own)] = [number] * len(own)
         return _sequence(ids, mask, numbers)

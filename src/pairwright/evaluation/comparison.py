@@ -143,7 +143,7 @@ def compare(before: Scores, after: Scores, metric: Metric, options: CompareOptio
 def _pair_runs(
     before: Scores, after: Scores, metric: Metric, missing: Missing
 ) -> tuple[dict[Key, tuple[float, float]], dict[str, int], dict[str, int]]:
-    """Runs scored by both, in the order of the first; counts of runs left out, and of runs filled in, by reason."""
+    """Return the runs scored by both, in the order of the first; counts of runs left out and filled in, by reason."""
     columns = before.column(metric.name), after.column(metric.name)
     paired: dict[Key, tuple[float, float]] = {}
     left_out: Counter[str] = Counter()
@@ -155,7 +155,7 @@ def _pair_runs(
         if values[0] is None and values[1] is None:
             left_out["unscored_in_both"] += 1
             continue
-        # the side that has no score, if only one has one
+        # the side without a score, if the other side has one
         side = "before" if values[0] is None else "after"
         if values[0] is not None and values[1] is not None:
             paired[key] = values[0], values[1]
@@ -187,7 +187,7 @@ def _task_rows(runs: dict[Key, tuple[float, float]], metric: Metric, tie: float)
     bound = Fraction(repr(tie))  # exact: a difference equal to the tie must not depend on rounding
     rows = []
     for task, values in by_task.items():
-        # 0 is the old model, 1 the new one; exact fractions, so that equal scores are a draw
+        # side 0 is the old model, side 1 the new one; fractions are exact, so that equal scores are a draw
         before, after = (_exact_mean([value[side] for value in values]) for side in (0, 1))
         gain = after - before if metric.better == "higher" else before - after
         outcome: Outcome = "win" if gain > bound else "loss" if gain < -bound else "draw"

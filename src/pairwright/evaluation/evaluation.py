@@ -69,7 +69,7 @@ def evaluate(
 def write_evaluation(folder: Path, evaluation: Evaluation) -> Path:
     """Write both files atomically into a folder. Returns the path of evaluation.json."""
     try:
-        # the JSON file is written last: where it exists, the CSV file does, too
+        # the JSON file is written last, so if it exists, the CSV file exists
         write_bytes(folder / TASKS_NAME, _tasks_csv(evaluation))
         write_json(folder / FILE_NAME, evaluation_json(evaluation))
     except OSError as error:

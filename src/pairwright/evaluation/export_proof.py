@@ -51,7 +51,7 @@ _CHATS: dict[str, list[Json]] = {
 # Largest mean divergence (nats) of llama.cpp's distribution from the model's, by the type of the file's matrices.
 # docs/how-to/export-models.md has values of other types and of a wrong order of rows.
 _DRIFT_LIMITS = {"F32": 0.005, "F16": 0.005, "BF16": 0.01, "Q8_0": 0.05}
-_OTHER_LIMIT = 1.0  # four bits and less
+_OTHER_LIMIT = 1.0  # for types of at most four bits
 _EFFECT_LIMIT = 0.1  # largest relative error of an adapter's effect
 _MIN_EFFECT = 0.3  # nats: an adapter's effect is scaled up to this before it is compared
 _NUM_POSITIONS = 24
@@ -167,7 +167,7 @@ def _check_logits(server: LlamaServer, trained: Path, tokenizer: ChatTokenizer, 
 def _prove_adapter(
     adapter: Adapter, folder: Path, file: Path, tokenizer: ChatTokenizer, *, threads: int | None
 ) -> list[ProofRow]:
-    """Compare the adapter's effect on log-probabilities in llama.cpp, on the base model in 16 bits, with the model's.
+    """Compare the adapter's effect on log-probabilities in llama.cpp (16-bit base model) with its effect in the model.
 
     Queries and keys of attention are also compared separately: the effect of a wrong order of their rows would be small
     compared with that of the other matrices.

@@ -25,7 +25,7 @@ def judge(comparison: Comparison, gate: Gate) -> Verdict:
     # with fewer than two tasks, there is no interval
     if comparison.num_tasks < gate.min_tasks or improvement.low is None:
         least = max(gate.min_tasks, 2)
-        reason = f"{comparison.num_tasks} tasks are too few to say: at least {least} are asked for"
+        reason = f"{comparison.num_tasks} tasks are too few for a verdict: at least {least} are required"
         return Verdict(False, reason, name, gate)
     bounds = (
         f"{improvement.mean:+.4g} ({gate.confidence:.4g} interval {improvement.low:+.4g} to {improvement.high:+.4g})"

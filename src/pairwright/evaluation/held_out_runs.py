@@ -1,4 +1,4 @@
-"""Held-out runs of both models: the same tasks and seeds, recorded by collect/."""
+"""Held-out runs of both models: the same tasks and seeds, recorded by collection/."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

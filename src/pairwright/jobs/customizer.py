@@ -1,7 +1,7 @@
 """The NeMo Customizer dialect: namespaces, dataset repositories, jobs and deployments of NVIDIA's service or of ours.
 
 Submitting exports the pairs, creates namespace and dataset, uploads the files as one revision and creates a job that is
-pinned to it. The name of the job is that of our job, which is unique to the run.
+pinned to this revision. The job has the same name on the service as here, which is unique to the run.
 """
 
 import time

@@ -242,11 +242,9 @@ class Backend:
 
     def wait(self, folder: Path, config: Config, show: Callable[[Status], None]) -> Status:
         """Poll a job until it ends. Raises JobFailed if it did not complete, JobTimeout after the timeout."""
-        with contextlib.suppress(RuntimeError):  # raised if no loop is running in this thread, as it should be
+        with contextlib.suppress(RuntimeError):  # no loop is running in this thread
             asyncio.get_running_loop()
-            raise BackendError(
-                "a job was waited for inside an event loop, which would stand still: use asyncio.to_thread"
-            )
+            raise BackendError("wait was called inside an event loop, which it would block: use asyncio.to_thread")
         limits = self.wait_limits(config)
         started, num_failures = time.monotonic(), 0
         while True:

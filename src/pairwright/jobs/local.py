@@ -42,9 +42,10 @@ CONFIG = "train-config.yaml"
 PROCESS, SERVER = "process", "server"  # folders of the trainer's and the model server's process
 # Maximum startup time of a model server.
 _SERVER_SECONDS = 300
-POLL_SECONDS = 1.0  # between two looks at a job
-CANCEL_SECONDS = 60.0  # for a cancelled job to save its checkpoint, before it is killed
-Progress = Callable[[Path, Job], Status]  # reads the trainer's files; a message is the reason of a failure
+POLL_SECONDS = 1.0  # interval between two status checks
+CANCEL_SECONDS = 60.0  # grace period in which a cancelled job saves its checkpoint
+# Reads the trainer's files; the message of a failed job is the reason.
+Progress = Callable[[Path, Job], Status]
 
 
 def submit(backend: str, folder: Path, request: JobRequest, config: Config, say: Say) -> Job:

@@ -161,7 +161,7 @@ class PlatformApi(Dialect):
         return self._sent("POST", f"{self._jobs}/{quote(job_id, safe='')}/cancel")
 
     def new_log_lines(self, job_id: str, position: Any) -> tuple[list[str], Any]:
-        # The position is a cursor and the number of lines read from its page, which grows until there is a next page.
+        # The position is the cursor of a page and the number of its lines read so far: the last page may still grow.
         cursor, num_seen = position or (None, 0)
         lines: list[str] = []
         while True:

@@ -133,7 +133,7 @@ def _check(config: Config, request: JobRequest, settings: NemoRlConfig) -> None:
                 "the script to the scheduler of the cluster"
             )
         if shutil.which("uv") is None:
-            raise BackendError("uv: no such program here; without --launch the files are written for elsewhere")
+            raise BackendError("uv: not installed; without --launch the files are written for another machine")
 
 
 def _directory(settings: NemoRlConfig) -> Path:

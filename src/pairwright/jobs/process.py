@@ -157,7 +157,7 @@ def follow(folder: Path, *, interval_seconds: float = 0.5) -> Iterator[str]:
                 file.seek(position)
                 for line in file:
                     if not line.endswith(b"\n") and alive:
-                        break  # not whole yet
+                        break  # an incomplete line
                     position += len(line)
                     yield line.decode("utf-8", "replace").rstrip("\n")
         except FileNotFoundError:

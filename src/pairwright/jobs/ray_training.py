@@ -29,7 +29,7 @@ Progress = Callable[[dict[str, Any]], None]
 STORAGE = "ray"  # files of Ray Train, below the run folder
 _FAILURE = ".failure.json"
 _POLL_SECONDS = 1.0
-_MAX_FAILURES = 3  # of workers, before training ends
+_MAX_FAILURES = 3  # maximum number of worker failures
 
 
 class _Failure(msgspec.Struct):

@@ -86,7 +86,11 @@ def micro_batch(train: TrainConfig, *, num_gpus: int, trainer: str) -> tuple[int
 
 
 def steps_between(interval: float | None, steps_per_epoch: int) -> int:
-    """Convert an interval to steps: below 1 it is a fraction of an epoch, None is one epoch."""
+    """Convert an interval to steps: below 1 it is a fraction of an epoch, None is one epoch.
+
+    >>> steps_between(0.25, 80), steps_between(10, 80), steps_between(None, 80)
+    (20, 10, 80)
+    """
     if interval is None:
         return steps_per_epoch
     return max(1, round(interval * steps_per_epoch)) if interval < 1 else round(interval)

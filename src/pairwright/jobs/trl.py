@@ -92,7 +92,7 @@ def write_rows(folder: Path, request: JobRequest, config: Config, kind: str, mod
     from pairwright.training.token_rows import TokenRows  # needs torch
 
     train = config.train.model_dump(exclude_unset=True, include=_ROW_OPTIONS)
-    # A single local process checks that the reference values are of its own model; sharded models cannot be checked.
+    # Only a single local process can check that the reference values come from its model: a sharded model cannot.
     reference = model if request.launch and not config.backend.trl.command else None
     tokens = request.tokens or folder / "tokens"
     rows = TokenRows(tokens, Path(str(options.tokenizer)), kind, reference=reference, **train)

@@ -218,7 +218,11 @@ class PairwrightTrainerAdapterConfig(TrainerAdapterConfig, name="pairwright_trai
 
 
 def _overlay(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Merge two trees of options; values of `above` take precedence."""
+    """Merge two trees of options; values of `above` take precedence.
+
+    >>> _overlay({"epochs": 1, "dpo": {"beta": 0.1}}, {"dpo": {"loss": "ipo"}})
+    {'epochs': 1, 'dpo': {'beta': 0.1, 'loss': 'ipo'}}
+    """
     result = dict(below)
     if "channels" in above:
         result.pop("training_type", None)  # `channels` replaces it

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 STATE = "pairwright_trainer.json"
 TRAJECTORIES = "trajectories.jsonl"
-# Options that may change on resume: they do not affect pairs or model.
+# Options that may change on resume: they do not affect finished runs. A larger num_runs extends the collection.
 _MAY_CHANGE = {
     "reward",
     "num_runs",
@@ -76,7 +76,7 @@ class PairwrightTrainer(Trainer):  # type: ignore[misc]
         self._all_trajectories: list[list[Trajectory]] = []
         self._run_metrics: list[Json] = []
         self._collection_history: list[Json] = []
-        self._failure: str | None = None  # of a run that has no job
+        self._failure: str | None = None  # why the run has no job
         self._finished_runs: dict[int, Json] = {}  # metrics by run number; empty for a run without pairs
         self._hints: list[str] = []  # why runs have no pairs
 
@@ -361,7 +361,7 @@ class PairwrightTrainer(Trainer):  # type: ignore[misc]
         return True
 
     def _identity(self) -> str:
-        """Return a hash of everything that affects the result: options of the components, workflow and data."""
+        """Return a hash of everything that must not change on resume: options of the components, workflow and data."""
         components = (
             self.trainer_config,
             getattr(self.trajectory_builder, "trajectory_builder_config", None),

@@ -40,8 +40,8 @@ def _ledger_sentence(account: Account, stages: Stages) -> str:
         words.append(f"{account.num_as_sampled:,} of {account.num_recorded:,} recorded turns were trained as sampled.")
     if account.added_tokens:
         words.append(
-            f"{account.num_with_added:,} trained sequences have {account.added_tokens:,} added tokens, which nobody "
-            "generated."
+            f"{account.num_with_added:,} trained sequences have {account.added_tokens:,} added tokens, which were "
+            "not generated."
         )
     if uncounted:
         words.append(f"{uncounted:,} turns have no recorded ids; pairwright explain RUN counts their tokens.")

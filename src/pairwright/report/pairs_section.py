@@ -78,7 +78,7 @@ def _credit_line(folder: Path) -> Markup | str:
         return ""
     words = (
         f"{counts['failed'] / counts['turns']:.0%} of the turns in the chosen sides failed "
-        f"({counts['failed']:,} of {counts['turns']:,}; of {counts['unknown']:,} nothing is known)."
+        f"({counts['failed']:,} of {counts['turns']:,}; {counts['unknown']:,} have no verdict)."
     )
     if counts["failed"]:
         words += " Training imitates them unless tokens.train_turns is accepted."
@@ -203,7 +203,11 @@ def count_same_turns(chosen: Sequence[Message], rejected: Sequence[Message]) -> 
 
 
 def count_common(first: str, second: str) -> int:
-    """Return the length of the common prefix, shortened to a word boundary."""
+    """Return the length of the common prefix, shortened to a word boundary.
+
+    >>> count_common("take the train", "take the tram")
+    9
+    """
     length = 0
     for left, right in zip(first, second, strict=False):
         if left != right:

@@ -66,7 +66,11 @@ def _text(value: Any) -> str:
 
 
 def _flat(value: Any, name: str = "") -> list[tuple[str, str]]:
-    """Flatten nested values to (dotted name, text) without nulls; lists of plain values are one line."""
+    """Flatten nested values to (dotted name, text) without nulls; lists of plain values are one line.
+
+    >>> _flat({"train": {"epochs": 2, "seed": None}, "tools": ["ask", "send"]})
+    [('train.epochs', '2'), ('tools', 'ask, send')]
+    """
     if value is None:
         return []
     if isinstance(value, dict):

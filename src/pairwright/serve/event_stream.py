@@ -50,7 +50,7 @@ async def chat_events(
     batcher: Batcher, request: Request, asked: ChatAsked, head: Json, texts: TokenTexts, form: CallFormat | None
 ) -> AsyncIterator[bytes]:
     """Yield the events of a chat completion."""
-    # For each choice: holds back text that may be the beginning of a tool call.
+    # One stream per choice; it holds back text that may be the beginning of a tool call.
     streams = [CallStream(form) for _ in range(request.sampling.n)]
     with_ids = bool(asked.return_token_ids)
     for number in range(request.sampling.n):
@@ -73,7 +73,7 @@ async def chat_events(
             if piece.finish_reason is not None:
                 for choice in _last(streams[piece.choice], piece):
                     yield _event(head, [choice])
-    except Exception as error:  # as at the door of the server: the answer has begun, so the error is its last event
+    except Exception as error:  # boundary of the server: the response has begun, so the error is its last event
         yield b"data: " + msgspec.json.encode(broken(error).body) + b"\n\n"
         return
     if asked.wants_usage_in_stream:
@@ -120,7 +120,7 @@ async def completion_events(
                 begun.add(index)
             if piece.text or piece.finish_reason or choice["logprobs"] or asked.return_token_ids:
                 yield _event(head, [choice])
-    except Exception as error:  # as at the door of the server: the answer has begun, so the error is its last event
+    except Exception as error:  # boundary of the server: the response has begun, so the error is its last event
         yield b"data: " + msgspec.json.encode(broken(error).body) + b"\n\n"
         return
     if asked.wants_usage_in_stream:

@@ -23,8 +23,8 @@ Arguments = ParamSpec("Arguments")
 Value = TypeVar("Value")
 _SECONDS = 5.0  # timeout of one render
 _MAX_TEMPLATES = 64  # cached templates, one per set of variables
-_MAX_BYTES = 4 * 2**20  # of a prompt: takes some seconds to tokenise
-_BYTES_PER_TOKEN = 32  # of text: far above the average of any tokenizer
+_MAX_BYTES = 4 * 2**20  # maximum size of a prompt, which takes some seconds to tokenise
+_BYTES_PER_TOKEN = 32  # bounds the text for a context; no tokenizer averages more
 
 
 @dataclass(frozen=True)

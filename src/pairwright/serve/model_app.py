@@ -186,7 +186,7 @@ async def _body(server: ModelServer, request: Request) -> bytes:
     if not claimed.isdigit() or int(claimed) > limit:
         raise too_large
     if "content-encoding" in request.headers:
-        raise Refused("a compressed body is not read; send it as it is", status=415, code="unsupported_encoding")
+        raise Refused("compressed bodies are not supported", status=415, code="unsupported_encoding")
     body = bytearray()
     async for piece in request.stream():
         body += piece
@@ -273,4 +273,6 @@ async def _no_route(request: Request, _: Exception) -> Response:
 
 
 async def _no_method(request: Request, _: Exception) -> Response:
-    return Refused(f"{request.method} is not for {request.url.path}", status=405, code="method_not_allowed").response()
+    return Refused(
+        f"{request.url.path} does not support {request.method}", status=405, code="method_not_allowed"
+    ).response()

@@ -92,7 +92,7 @@ def _vllm(command: str | None) -> str:
     path = shutil.which(wanted)
     if path is None:
         raise PairwrightError(
-            f"--engine vllm: no program {wanted!r}: install vLLM in an environment of its own and name it with "
+            f"--engine vllm: no program {wanted!r}: install vLLM in a separate environment and name it with "
             f"--vllm PATH/bin/vllm, or leave --engine out to use the built-in engine"
         )
     return path

@@ -32,7 +32,7 @@ class _Asked(BaseModel):
     presence_penalty: float | None = None
     logit_bias: Json | None = None
     return_token_ids: bool | None = None
-    """Beyond OpenAI, as vLLM has it: the token ids of prompt and choices."""
+    """An extension of vLLM: return the token ids of the prompt and the choices."""
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -72,13 +72,13 @@ class ChatAsked(_Asked):
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     response_format: Json | None = None
     chat_template_kwargs: Json | None = None
-    """Beyond OpenAI, as vLLM has it: variables of the template, such as enable_thinking."""
+    """An extension of vLLM: variables of the chat template, such as enable_thinking."""
     store: bool | None = None
     service_tier: str | None = None
 
     @model_validator(mode="after")
     def _one_limit(self) -> "ChatAsked":
-        # The old and the new name of one limit.
+        # OpenAI renamed max_tokens to max_completion_tokens; both set the same limit.
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise ValueError("max_tokens and max_completion_tokens differ: give one of them")
         if self.top_logprobs is not None and not self.logprobs:

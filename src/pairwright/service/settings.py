@@ -45,7 +45,7 @@ class Settings:
     keep_checkpoints: bool = False
     # Hosts that are allowed as external_endpoint of deployments, such as https://models.example.
     external_endpoints: tuple[str, ...] = ()
-    # Maximum time without activity of a worker, to save and stop, and to load a model.
+    # Time limits: of a worker without activity, of a stopping process, and of a model server that is loading.
     stall_seconds: float = 3600.0
     stop_seconds: float = 30.0
     start_seconds: float = 600.0

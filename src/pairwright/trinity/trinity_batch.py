@@ -199,7 +199,7 @@ def group_by(experiences: Sequence[Experience], id_type: Literal["task", "run", 
     for exp in experiences:
         key, parts = _KEYS[id_type](exp.eid)
         if parts_of.setdefault(key, parts) != parts:
-            raise RecordError("eid", parts, f"an id that is not written {key!r} too, as {parts_of[key]} is")
+            raise RecordError("eid", parts, f"an id whose key differs from {key!r}, the key of {parts_of[key]}")
         groups.setdefault(key, []).append(exp)
     return groups
 

@@ -195,7 +195,7 @@ class Experience:
         for name in _OVER_RESPONSE:
             value = getattr(self, name)
             if value is not None and (not value.ndim or len(value) != length):
-                expected = f"({length}, ...): one value a token of the response, as tokens and prompt_length say"
+                expected = f"({length}, ...): one value per token of the response, by tokens and prompt_length"
                 raise InvalidExperience(f"{name}.shape", tuple(value.shape), expected)
 
     def __eq__(self, other: object) -> bool:

@@ -11,7 +11,7 @@ import polars as pl
 from pairwright.pairs.outcomes import FILE_NAME as OUTCOMES_NAME
 from pairwright.pairs.pair_table import FILE_NAME as PAIRS_NAME
 
-_CHUNK = 65_536  # rows that are read together
+_CHUNK = 65_536  # rows per chunk
 
 
 class UidMap:

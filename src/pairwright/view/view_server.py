@@ -115,7 +115,7 @@ class ViewServer:
             return _error(400, str(error))
         except Exception:
             logger.exception("the question %s failed", question)
-            return _error(500, "this is a mistake of pairwright, not of yours: its log has the details")
+            return _error(500, "internal error of pairwright: the log of the server has the details")
 
     def _refuse(self, request: Request, *, needs_token: bool) -> Response | None:
         host, origin = request.headers.get("host", ""), request.headers.get("origin")

@@ -69,7 +69,7 @@ def _report(collection: "Collected", output: Path, config: Path, *, as_json: boo
 
 
 def say_failures(collection: "Collected", of: str = "") -> None:
-    """Name the first runs of a collection that failed, and the file with all of them. of: whose runs they are."""
+    """Print the first failed runs of a collection, and the file that lists all; `of` is a prefix of each line."""
     for entry in collection.errors[:_MOST_ERRORS]:
         say(f"{of}failed: task {entry.task!r}, run {entry.run} ({entry.kind}): {entry.message}")
     if len(collection.errors) > _MOST_ERRORS:
@@ -128,7 +128,7 @@ def record(
     proxy = Proxy(upstream, output, batch=batch, timeout_seconds=timeout, is_local=host in _LOOPBACK)
     listener = listen(host, port)
     say(f"recording {url_of(listener)}/v1 -> {proxy.upstream} into {output}; point base_url there, end with Ctrl-C")
-    with contextlib.suppress(KeyboardInterrupt):  # the usual end: the server has shut down in order by then
+    with contextlib.suppress(KeyboardInterrupt):  # the normal way to stop: the server has shut down cleanly by then
         serve_app(proxy.app(), listener, lifespan="on", date_header=False)
     counts = proxy.counts
     if as_json:

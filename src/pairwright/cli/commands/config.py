@@ -104,6 +104,6 @@ def _write(path: Path, text: str, *, overwrite: bool) -> None:
         with path.open("w" if overwrite else "x", encoding="utf-8") as stream:
             stream.write(text)
     except FileExistsError:
-        raise ConfigError(f"{path}: is there already: choose another name, or --overwrite") from None
+        raise ConfigError(f"{path}: exists already: choose another name, or --overwrite") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None

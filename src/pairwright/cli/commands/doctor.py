@@ -35,7 +35,7 @@ def doctor(
 
     config = load_config(file, overrides=parse_overrides(override))
     folder = Path("runs") / config.name
-    # without --pairs, those that the run has made already
+    # without --pairs, the existing pairs of the run
     table = pairs or (folder / "pairs" if (folder / "pairs").exists() else None)
     patient = Patient(
         config=config,

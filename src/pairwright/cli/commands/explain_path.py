@@ -75,7 +75,7 @@ def _pairs_below(folder: "Place") -> "list[Place]":
 
 
 def _explain_id(tables: "list[Place]", identity: str, *, as_json: bool) -> None:
-    """Print which pairs an experience is in, or why in none; or where a pair came from."""
+    """Print the pairs of an experience, or why it has none; for the id of a pair, print its origin."""
     from pairwright.pairs.outcomes import explain as explain_id
 
     refusal = PairwrightError(f"{identity}: there is no pairs table; make one with: pairwright pairs EXPERIENCE -o DIR")

@@ -176,7 +176,7 @@ def follow_job(folder: Path, config: "Config", *, as_json: bool) -> None:
             status = backend.wait(folder, config, view.show)
     except KeyboardInterrupt as error:
         # Ctrl-C stops following, not the job
-        raise Interrupted(f"no longer following {job.id}, which goes on: pairwright jobs attach {folder}") from error
+        raise Interrupted(f"stopped following {job.id}, which continues: pairwright jobs attach {folder}") from error
     job = read_job(folder)
     is_deployed = job.backend == "nemo-customizer" and config.backend.nemo_customizer.deploy_on_completion
     if is_deployed:

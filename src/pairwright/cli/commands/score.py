@@ -123,7 +123,7 @@ def _calibrate(tables: list[str], name: str, source: str, threshold: float | Non
             counts = f"{part['labels']:,} of {part['runs']:,} labelled"
             say(f"score {part['from']:.3g} to {part['to']:.3g}: good {format_estimate(part['good'])}, {counts}")
         say(
-            f"{len(report['next']):,} runs to label next stand first in: pairwright view {path}. "
+            f"{len(report['next']):,} runs to label next are listed first in: pairwright view {path}. "
             f"Pairs by this score: pairwright pairs {path} -o DIR --score {name} --reliability weight"
         )
 

@@ -116,8 +116,8 @@ def _list_unused(settings: Any, names: dict[str, str | None], *, has_pairs: bool
 
 
 def _fetch(text: str | None, output: Path, config: Any, stack: ExitStack) -> Path | None:
-    """A local copy of a table to train on, since the loop maps its tokens into memory. For workers of a cluster, the
-    copy is in the run's folder, which they can read."""
+    """Return a local copy of a table, since the training loop maps its tokens into memory. For Ray, the copy is in the
+    run's folder, which all workers can read."""
     from pairwright.paths import is_address, local_folder, place
 
     if text is None:

@@ -104,7 +104,7 @@ class AgentEndpoint:
 
         calls = self._runs.get(request.path_params["key"])
         if calls is None:
-            return _refuse(404, "this run has ended, or never was")
+            return _refuse(404, "no such run: it has ended, or never existed")
         body = await read_body(request)
         if body is None:
             return _refuse(413, "the request is too large")

@@ -105,7 +105,7 @@ class Exchanges:
         previous = request.get("previous_response_id")
         if previous is not None:
             if previous not in self._conversations:
-                raise NotRecorded("it continues a response that did not pass through here")
+                raise NotRecorded("it continues a response that this proxy has not seen")
             prompt = self._conversations[previous] + prompt
         tools = tuple(tools_from_chat(request.get("tools"), "tools"))
         messages = tuple(messages_from_items(answer.get("output") or [], "output"))

@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 MAX_REQUEST_BYTES = 64 * 2**20
 MAX_RESPONSE_BYTES = 32 * 2**20
 MAX_HELD_BYTES = 256 * 2**20
-_APPLY_SECONDS = 60.0  # between two rounds of writing feedback to the table
+_APPLY_SECONDS = 60.0  # interval at which feedback is written to the table
 # /session/NAME/rest: groups (session name, path to forward)
 _SESSION = re.compile(r"^/session/([^/]+)(/.*)$")
 # Endings of recorded paths, and the kind of exchange that Exchanges knows

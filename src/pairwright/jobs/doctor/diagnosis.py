@@ -119,7 +119,7 @@ def _check_fit(patient: Patient) -> Iterator[Finding]:
                 history=backend.nemo_customizer.use_full_message_history,
             )
         except PairwrightError as error:
-            yield wrong("dataset", str(error), "the page Exports of the documentation says what each trainer can hold")
+            yield wrong("dataset", str(error), "the page Exports of the documentation lists what each trainer supports")
             return
     odd = sum(dataset.refused.values()) + sum(dataset.noted.get(reason, 0) for reason in UNFAITHFUL)
     if odd:
@@ -144,7 +144,7 @@ def check_model(patient: Patient) -> Iterator[Finding]:
         if patient.config.backend.name in ("local", "trl"):
             yield wrong("model", f"{folder}: no such folder", "give the folder of a model with --model")
         else:
-            yield untold("model", f"{patient.model}: not a folder here; the backend knows whether it has it")
+            yield untold("model", f"{patient.model}: not a local folder; only the backend can check this name")
         return
     if not any((folder / name).exists() for name in ("config.json", "adapter_config.json")):
         yield wrong("model", f"{folder}: no config.json", "give the folder of a model, as save_pretrained writes it")
@@ -184,7 +184,7 @@ def check_device(patient: Patient) -> Iterator[Finding]:
         device = choose_device(train.device)
         check_precision(device, train.precision)
     except PairwrightError as error:
-        yield wrong("device", str(error), "leave out train.device, or set one that is here")
+        yield wrong("device", str(error), "leave out train.device, or set an available one")
         return
     why = "set by train.device" if train.device is not None else find_device()[1]
     yield fine("device", f"{device} ({why})")

@@ -103,7 +103,7 @@ class _Body:
 
     async def receive(self) -> Message:
         """Receive the next ASGI message. Raises a 408 or 413 refusal."""
-        if self._done:  # waiting for the end of the connection
+        if self._done:  # the body is complete: the next message is the disconnect
             return await self._receive()
         try:
             # The whole body has a deadline by size, so that a slow trickle cannot hold a connection forever.

@@ -3,7 +3,7 @@
     HfApi(endpoint="http://127.0.0.1:8000/v1/hf", token=...)
 
 Files of any size up to the limit are sent in the commit request (upload mode "regular"), except by clients that always
-send them before it (large_files.py).
+send them before the commit (large_files.py).
 """
 
 from collections.abc import Iterator
@@ -89,7 +89,7 @@ def delete_repository(body: RepositoryBody, caller: CallerIs, context: ContextIs
 def preupload(
     namespace: Writable, name: ValidName, revision: str, body: PreuploadBody, request: Request, context: ContextIs
 ) -> dict[str, Any]:
-    """How to send files: in the commit, if the client can. Existing files have their id, and are not sent again."""
+    """How to send each file: in the commit, or before it. An existing file is returned with its id."""
     with context.database.reading() as connection:
         tree = repositories.commit_at(connection, namespace, name, revision).tree
     files = []
@@ -106,7 +106,7 @@ def preupload(
 async def commit(
     namespace: Writable, name: ValidName, revision: str, request: Request, context: ContextIs
 ) -> dict[str, Any]:
-    """Commit files: `application/x-ndjson`, a header line, then one line a file."""
+    """Commit files: `application/x-ndjson`, a header line, then one line per file."""
     if request.query_params.get("create_pr") in ("1", "true"):
         raise Refusal(422, "no_pull_requests", "commits go to a branch; there are no pull requests")
     # Repository, branch and rights are checked before the body, which may be gigabytes, is read.
@@ -261,5 +261,5 @@ add_read_routes(router, DATASETS)
 # Has to stay last: routes match in the order in which they were added.
 @router.api_route("/{rest:path}", methods=["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD"], include_in_schema=False)
 def nothing_else(rest: str, caller: CallerIs) -> JSONResponse:
-    """Calls of the hub's API that this endpoint does not have."""
+    """Refuse calls of the hub's API that this endpoint does not support."""
     raise Refusal(404, "unknown_route", f"/v1/hf/{rest[:200]}: this endpoint has no such call")

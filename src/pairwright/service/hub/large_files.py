@@ -1,6 +1,6 @@
 """Git LFS uploads of hub clients: files that are sent before their commit, as `datasets.push_to_hub` does.
 
-    POST /v1/hf/datasets/NS/NAME.git/info/lfs/objects/batch    where to send which file
+    POST /v1/hf/datasets/NS/NAME.git/info/lfs/objects/batch    returns an upload address per file
     PUT  /v1/hf/lfs/NS/NAME/SHA256?size=&until=&signature=     the file, at a signed address: no token is sent here
 
 The commit then names files by their sha256. It may name only files that were sent to its own repository: knowing the
@@ -25,7 +25,7 @@ from pairwright.service.run.usage import check_quota
 
 router = APIRouter(prefix="/v1/hf", tags=["datasets on the hub endpoint"])
 HOURS = 3600.0
-MAX_SENT = 10_000  # files that were sent and not yet committed, kept in memory
+MAX_SENT = 10_000  # files sent but not yet committed, whose hashes are kept in memory
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -45,7 +45,7 @@ class BatchBody(BaseModel):
 def plan_uploads(
     namespace: Writable, name: ValidName, body: BatchBody, request: Request, context: ContextIs
 ) -> dict[str, Any]:
-    """Where to send files, each in one piece; no address for existing files."""
+    """Return the upload address of each file; existing files get no address."""
     with context.database.reading() as connection:
         repositories.head(connection, namespace, name)
     if body.operation != "upload":

@@ -24,7 +24,7 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True)
 class RepositoryKind:
-    """How repositories of a kind are read. Functions raise a 404 refusal if there is no such repository or revision."""
+    """The functions that read one kind of repository; an unknown repository or revision raises a 404 refusal."""
 
     name: str
     # Before the namespace in addresses of files.

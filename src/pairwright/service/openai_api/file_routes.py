@@ -103,7 +103,7 @@ def home_namespace(caller: Caller, request: Request) -> str:
 
 
 def find_file(connection: Connection, file_id: str, caller: Caller, *, write: bool = False) -> Document:
-    """Return the document of a file. Raises a 404 refusal if there is none, 403 if it is somebody else's."""
+    """Return the document of a file. Raises a 404 refusal if there is none, 403 if the caller has no access."""
     document = entities.find_by_name(connection, entities.FILE, check_name(file_id, "file_id"))
     if document is None:
         raise not_found("file", file_id)

@@ -138,7 +138,7 @@ def list_jobs(
         if after is not None:
             number = connection.scalar(sa.select(rows.c.number).where(rows.c.id == check_name(after, "after")))
             chosen = chosen.where(rows.c.number < (number or 0))
-        # One row more shows whether there are more. Metadata is in the documents, so all rows may have to be read.
+        # One extra row shows whether there is a next page. Metadata is in the documents: a filter may read all rows.
         for row in connection.execute(chosen.limit(None if wanted else limit + 1)).mappings():
             document = job_document(row, context)
             if wanted.items() <= (document["metadata"] or {}).items():
@@ -302,7 +302,7 @@ def _checkpoints(row: RowMapping, context: Context) -> list[Document]:
     for path in (folder / "checkpoints").glob("step-*"):
         number = path.name.partition("-")[2]
         if number.isdigit():
-            with contextlib.suppress(OSError):  # dropped meanwhile
+            with contextlib.suppress(OSError):  # deleted meanwhile
                 model = f"{row['output_model']}{CHECKPOINT}{int(number)}"
                 saved[int(number)] = document(int(number), model, int(path.stat().st_mtime))
     if row["state"] == JobState.COMPLETED and row["output_model"]:

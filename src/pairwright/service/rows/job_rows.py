@@ -66,7 +66,7 @@ def find_repeat(connection: Connection, request: Request) -> RowMapping | None:
         return None
     chosen = (
         sa.select(jobs)
-        # A smaller attempt: not claimed by this retry or a later one.
+        # `attempt` is the last retry that returned this job: a smaller one means that this retry has not claimed it.
         .where(jobs.c.request_hash == request.body_hash, jobs.c.attempt < request.attempt)
         .order_by(jobs.c.number.desc())
         .limit(1)

@@ -33,7 +33,7 @@ class Commit:
     title: str
     created_at: str
     tree: Tree
-    # Files that are elsewhere than in the blob store: those of models.
+    # Locations of files outside the blob store (files of models), by path in the repository.
     locations: dict[str, Path] = field(default_factory=dict)
 
 

@@ -29,7 +29,7 @@ from pairwright.service.rows.names import new_id, now
 from pairwright.service.run.queue import OFFLINE, Quiet
 from pairwright.service.settings import Settings
 
-# Consecutive starts without a successful health check.
+# Maximum number of consecutive starts without a successful health check.
 MAX_STARTS = 4
 CHECK_SECONDS = 5.0
 SECRET = "PAIRWRIGHT_MODEL_SECRET"  # environment variable of a model server
@@ -104,7 +104,7 @@ class Deployments:
                 # `starts` counts consecutive failures, so an answer resets it.
                 self._move(row, DeploymentState.READY, "answers", starts=0)
                 self._starting.pop(row["id"], None)
-            # Each start has another `state_at`.
+            # Each start has a different `state_at`.
             elif self._starting.setdefault(row["id"], Quiet()).observe(row["state_at"]) > self._settings.start_seconds:
                 process.send(folder, signal.SIGKILL)
                 self._fail(row, f"did not answer within {self._settings.start_seconds:g} seconds")

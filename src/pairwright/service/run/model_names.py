@@ -185,7 +185,7 @@ def _document(model: str, namespace: str, created_at: str, **more: str | None) -
         **more,
         "id": model,
         "object": "model",
-        # Seconds, as OpenAI's clients read it.
+        # Unix time in seconds, as OpenAI's clients expect.
         "created": int(datetime.fromisoformat(created_at).timestamp()),
         "name": model.partition("/")[2] or model,
         "namespace": namespace,

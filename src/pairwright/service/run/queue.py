@@ -39,7 +39,7 @@ from pairwright.service.settings import WORK_FILE
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}  # for child processes
 LOG_LINES = 20
-# Consecutive starts without a training step.
+# Maximum number of consecutive starts without a training step.
 MAX_IDLE_STARTS = 3
 HEARTBEAT_SECONDS = 5.0
 CANCEL_SECONDS = 10.0
@@ -54,10 +54,10 @@ class JobQueue:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._settings = context.settings
-        # Monotonic time of the first SIGTERM, by job id. After a restart it is just sent again.
+        # Monotonic time of the first SIGTERM, by job id. After a restart the signal is sent again.
         self._asked_to_stop: dict[str, float] = {}
         self._quiet: dict[str, Quiet] = {}
-        # Monotonic time of the last note of progress, by job id.
+        # Monotonic time at which progress was last written to the database, by job id.
         self._noted: dict[str, float] = {}
 
     def recover(self) -> None:
@@ -146,7 +146,7 @@ class JobQueue:
         if row["state"] == JobState.CANCELLING:
             self._end(row["id"], worker)
             return
-        # Files whose change is a sign of life.
+        # Files whose changes count as activity.
         signs = [worker / process.LOG, run / TRAIN_FILE, run / "metrics.jsonl", self._folder(row) / WORK_FILE]
         quiet = self._quiet.setdefault(row["id"], Quiet()).observe(tuple(map(_signature, signs)))
         if quiet > self._settings.stall_seconds:
@@ -225,7 +225,7 @@ class JobQueue:
             if row["idle_starts"] >= MAX_IDLE_STARTS:
                 message = f"gave up after {row['starts']} attempts: the last {MAX_IDLE_STARTS + 1} made no progress"
                 return JobState.FAILED, message, self._log(row)
-            return JobState.PENDING, "interrupted; goes on from the last checkpoint", None
+            return JobState.PENDING, "interrupted; continues from the last checkpoint", None
         return JobState.FAILED, self._reason(row), self._log(row)
 
     def _reason(self, row: RowMapping) -> str:
@@ -252,7 +252,7 @@ class JobQueue:
 
 
 class Quiet:
-    """Measures how long a process did not change, excluding time in which the service was suspended."""
+    """Measures how long a process has shown no activity, excluding time in which the service was suspended."""
 
     def __init__(self) -> None:
         self._signature: Any = None
@@ -260,7 +260,7 @@ class Quiet:
         self._last = time.monotonic()
 
     def observe(self, signature: Any) -> float:
-        """Record the state of the process; returns the seconds without a change."""
+        """Record the state of the process; returns the seconds since it last changed."""
         now, last = time.monotonic(), self._last
         self._last = now
         if signature != self._signature:

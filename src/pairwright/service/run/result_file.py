@@ -28,7 +28,7 @@ def add_result_file(context: Context, row: RowMapping, run_folder: Path) -> None
         blob = context.blobs.add([content], len(content), held)
         file = {"filename": FILE_NAME, "bytes": blob.size, "purpose": PURPOSE, "sha256": blob.sha256}
         with context.database.writing() as connection:
-            # It exists if the service was killed between this and the end of the job.
+            # The file exists already if the service was killed before the job reached its final state.
             if entities.find(connection, entities.FILE, row["namespace"], name) is None:
                 file |= {"namespace": row["namespace"], "name": name}
                 entities.insert(connection, entities.FILE, row["namespace"], name, file)
