@@ -258,7 +258,7 @@ def test_a_launch_without_a_checkout_or_its_program_is_refused(tmp_path, model, 
     with pytest.raises(ConfigError, match="only one node"):
         prepared(tmp_path, model, config_of({"batch_size": 4}, directory=str(checkout), num_nodes=2), launch=True)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(BackendError, match="uv: no such program"):
+    with pytest.raises(BackendError, match="uv: not installed"):
         prepared(tmp_path, model, config_of({"batch_size": 4}, directory=str(checkout)), launch=True)
 
 

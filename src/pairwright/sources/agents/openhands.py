@@ -176,7 +176,7 @@ def _end_step(talk: Conversation, origin: Origin) -> Iterator[Parts | Rejected]:
         if talk.others:
             info["other_events"] = dict(talk.others)
         if talk.turns and arrays is None:
-            info["tokens_dropped"] = "the recorded turns do not match the answers, or lack the prefix property"
+            info["tokens_dropped"] = "the recorded turns are not one for each answer, or do not continue one another"
         if not prompt:
             info["prompt_missing"] = True
         if talk.critic is not None:

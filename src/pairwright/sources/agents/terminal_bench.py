@@ -36,7 +36,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     messages = _turns(origin.path.parent / "agent-logs")
     prompt, completion = split_at_first_answer(messages)
     if not completion:
-        raise BadRecord("a trial whose agent logged no turns (agent-logs/episode-0): only its result is known")
+        raise BadRecord("a trial whose agent logged no turns (agent-logs/episode-0): nothing but its result is known")
     components = _components(result)
     names = ("trial_name", "failure_mode", "id")
     yield Parts(

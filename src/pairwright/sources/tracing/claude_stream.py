@@ -92,7 +92,7 @@ def _experience(lines: list[Json], result: Json, session: Json, origin: Origin, 
     name = session.get("session_id")
     info: Json = {"session_id": name, "subagent_of": result.get("agent")}
     if not prompt:
-        info["prompt_from"] = "nothing: the stream does not contain the prompt"
+        info["prompt_from"] = "nothing: the stream does not hold what the model was told"
     info |= {key: result.get(key) for key in ("is_error", "num_turns", "total_cost_usd")}
     tools = session.get("tools")
     info["tools"] = tools if isinstance(tools, list) else None  # only names: schemas are not logged
