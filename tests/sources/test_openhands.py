@@ -119,7 +119,7 @@ def test_recorded_token_ids_are_kept_where_the_turns_continue_one_another() -> N
     assert experience.action_mask.tolist() == [True, False, True, True]
     (experience,) = read([*base, one])
     assert experience.tokens is None
-    assert "do not match the answers" in experience.info["tokens_dropped"]
+    assert "are not one for each answer" in experience.info["tokens_dropped"]
 
 
 def test_events_without_a_prompt_are_kept_and_never_share_a_task() -> None:
