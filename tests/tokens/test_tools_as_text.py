@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from token_families import small_backend
 
@@ -100,11 +101,13 @@ def test_what_is_trained_is_what_the_model_is_given_and_what_is_read_of_its_answ
     )  # fmt: skip
 
 
-def test_a_pair_of_which_one_side_has_recorded_ids_is_encoded_from_the_text_of_both(folder, tmp_path):
+def test_a_pair_keeps_the_recorded_ids_of_one_side_and_encodes_the_text_of_the_other(folder, tmp_path):
     ready = ChatTokenizer.from_folder(folder)
     (sequence,) = encode_experience(ready, run(), options=EncodeOptions(tools_as_text="hermes"))
     start = int(sequence.mask.argmax())
-    recorded = {"tokens": sequence.ids, "prompt_length": start, "action_mask": sequence.mask[start:]}
+    ids = sequence.ids.copy()
+    ids[start] += 1  # what was sampled, not what its text is encoded to
+    recorded = {"tokens": ids, "prompt_length": start, "action_mask": sequence.mask[start:]}
     with Table(tmp_path / "experience") as table:
         other = run(1, completion=(*STEPS[:3], Message("assistant", "No idea.")), reward=0.0)
         table.append([run(0, **recorded), other])
@@ -113,6 +116,8 @@ def test_a_pair_of_which_one_side_has_recorded_ids_is_encoded_from_the_text_of_b
     manifest = encode_source(tmp_path / "pairs", tmp_path / "tokens", options, num_workers=1)
     assert (manifest["encoded"], manifest["refused"]) == (1, {})
     (pair,) = read_pairs(tmp_path / "tokens")
+    assert np.array_equal(pair.chosen.ids, ids)
+    assert (pair.chosen.report.source, pair.rejected.report.source) == ("recorded", "rendered")
     assert list(turns_of(ready, pair.chosen)) == list(turns_of(ready, pair.rejected)) == [1, 4]
 
 

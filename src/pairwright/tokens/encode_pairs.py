@@ -57,7 +57,8 @@ Sources = tuple[Experience | None, Experience | None]
 
 class PairMessages(NamedTuple):
     """The messages of a pair. `sources` are the experiences of the two sides: a side whose source has recorded ids uses
-    them. A preference is the source of both its sides. A side that was `cut` short has no stop token."""
+    them. A preference is the source of both its sides. A side that was `cut` short has no stop token. `recorded` are
+    prompt, chosen and rejected side as they were recorded, if the messages to encode are written in another way."""
 
     prompt: Messages
     chosen: Messages
@@ -65,6 +66,7 @@ class PairMessages(NamedTuple):
     tools: Items[Json] | None = None
     sources: Sources = (None, None)
     cut: tuple[bool, bool] = (False, False)
+    recorded: tuple[Messages, Messages, Messages] | None = None
 
 
 def encode_pair(
@@ -184,7 +186,7 @@ def _draft_or_cut(tokenizer: ChatTokenizer, pair: PairMessages, options: EncodeO
     try:
         return _draft_pair(tokenizer, pair, options)
     except Refusal as refusal:
-        if refusal.detail != _REWRITES:
+        if refusal.detail != _REWRITES or pair.recorded is not None:
             raise
         step = _first_difference(pair)
         if step is None:
@@ -227,8 +229,9 @@ def _draft_pair(tokenizer: ChatTokenizer, pair: PairMessages, options: EncodeOpt
     sides = zip(SIDES, (pair.chosen, pair.rejected), pair.sources, pair.cut, strict=True)
     for name, completion, source, is_cut in sides:
         if source is not None and source.tokens is not None and options.recorded == "use":
-            prompt, answer = _records(pair.prompt), _records(completion)
-            draft.encoded[name] = encode_recorded_side(tokenizer, prompt, answer, source, name)
+            prompt, *answers = pair.recorded or (pair.prompt, pair.chosen, pair.rejected)
+            answer = _records(answers[SIDES.index(name)])
+            draft.encoded[name] = encode_recorded_side(tokenizer, _records(prompt), answer, source, name)
             continue
         if is_text:
             messages = [*_records(pair.prompt), *mark_generated(tuple(_records(completion)))]

@@ -55,7 +55,8 @@ class Item(msgspec.Struct, frozen=True):
 
     `sources` are the experiences with the recorded ids of the sides, `cut` marks the sides that were cut short, `info`
     has the template variables of a pair, `uids` are the experience ids of the sides. `facts` has the turn facts of the
-    experience or of both sides: empty if no rule reads them, None for a side whose run has changed."""
+    experience or of both sides: empty if no rule reads them, None for a side whose run has changed. `recorded` are
+    prompt and sides as recorded, if tools are written as text in `prompt`, `chosen` and `rejected`."""
 
     key: str
     id: str
@@ -69,6 +70,7 @@ class Item(msgspec.Struct, frozen=True):
     info: Json = {}
     uids: tuple[str, str] = ("", "")
     facts: tuple[TurnFacts | None, ...] = ()
+    recorded: tuple[tuple[Message, ...], tuple[Message, ...], tuple[Message, ...]] | None = None
 
 
 def pair_variables(item: Item) -> Json:
@@ -343,21 +345,26 @@ def encode_pair_items(
 
 
 def _write_tools(item: Item, options: TokensConfig) -> tuple[Item, tuple[Origins, Origins] | None]:
-    """Write the item's tools as text, and return the origins of its messages. An item whose sides both
-    have recorded ids is unchanged; if one side has no recorded ids, both sides are encoded from their text."""
-    is_recorded = options.recorded == "use" and all(s is not None and s.tokens is not None for s in item.sources)
-    if options.tools_as_text == "off" or is_recorded:
+    """Write the item's tools as text for the sides without recorded ids, and return the origins of its messages."""
+    is_recorded = [options.recorded == "use" and s is not None and s.tokens is not None for s in item.sources]
+    if options.tools_as_text == "off" or all(is_recorded):
         return item, None
     prompt = write_tools_as_text(item.prompt, item.tools)
     sides = [write_tools_as_text(side) for side in (item.chosen, item.rejected)]
-    first, second = ((*prompt.origins, *(len(item.prompt) + n for n in side.origins)) for side in sides)
+    first, second = (
+        # A side with recorded ids keeps the recorded messages.
+        tuple(range(len(item.prompt) + len(answer)))
+        if keeps_ids
+        else (*prompt.origins, *(len(item.prompt) + n for n in side.origins))
+        for keeps_ids, answer, side in zip(is_recorded, (item.chosen, item.rejected), sides, strict=True)
+    )
     written = msgspec.structs.replace(
         item,
         prompt=prompt.messages,
         tools=(),
         chosen=sides[0].messages,
         rejected=sides[1].messages,
-        sources=(None, None),
+        recorded=(item.prompt, item.chosen, item.rejected),
     )
     return written, (first, second)
 

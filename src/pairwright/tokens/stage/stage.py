@@ -225,7 +225,9 @@ def _encode_pairs(
     tokenizer: ChatTokenizer, items: list[Item], options: TokensConfig
 ) -> Iterator[EncodedPair | TokensError]:
     compared = (
-        PairMessages(item.prompt, item.chosen, item.rejected, list(item.tools) or None, item.sources, item.cut)
+        PairMessages(
+            item.prompt, item.chosen, item.rejected, list(item.tools) or None, item.sources, item.cut, item.recorded
+        )
         for item in items
     )
     return encode_pairs(tokenizer, compared, EncodeOptions.of(options, max_length=options.pair_length))
