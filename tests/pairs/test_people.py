@@ -244,10 +244,13 @@ def test_an_excluded_experience_is_in_no_pair_and_counted(tmp_path):
         assert explain(tmp_path / "pairs", rows[0].eid.uid)["reason"] == "excluded by hand"
 
 
-def test_an_exclusion_without_its_experience_is_refused(tmp_path):
+def test_exclusions_without_effect_are_refused(tmp_path):
     made(tmp_path / "experience", several(1.0, 0.5))
     ExclusionFile(tmp_path / "experience").exclude("ada", "gone", "why not")
     with pytest.raises(SourceError, match=r"exclusions.csv:2: 'gone' is excluded, but"):
+        built(tmp_path, several(1.0, 0.5, task="other"))
+    (tmp_path / "experience" / "exclusions.csv").write_text("")
+    with pytest.raises(SourceError, match=r"exclusions.csv:1: got columns \[\], expected name,action"):
         built(tmp_path, several(1.0, 0.5, task="other"))
 
 

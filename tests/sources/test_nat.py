@@ -109,6 +109,19 @@ def test_an_item_that_comes_twice_is_two_runs() -> None:
     assert len({one.eid.uid for one in found}) == 6
 
 
+def test_a_refused_item_is_a_run_too() -> None:
+    bad = {**load()[0], "intermediate_steps": 4}
+    found, rejected = read([bad, load()[0]])
+    assert (len(rejected), {one.eid.run for one in found}) == (1, {1})
+
+
+def test_tools_that_are_not_a_list_are_refused() -> None:
+    item = load()[1]
+    item["intermediate_steps"][0]["payload"]["metadata"]["tools_schema"] = {"name": "sky"}
+    found, rejected = read([item])
+    assert found == [] and "tools_schema: expected a list" in rejected[0].reason
+
+
 def test_a_candidate_that_never_ended_and_a_step_without_payload_are_rejected() -> None:
     steps = load()[0]["intermediate_steps"]
     del steps[2]

@@ -75,7 +75,7 @@ def read_lines(path: Place, columns: Sequence[str]) -> list[Line]:
     except OSError as error:
         raise SourceError(f"{path}: cannot be read: {error.strerror or error}") from error
     header, lines, _ = parse_lines(path, content)
-    if content and not set(columns) <= set(header):
+    if not set(columns) <= set(header):
         raise SourceError(f"{path}:1: got columns {header}, expected {','.join(columns)}")
     return lines
 

@@ -227,8 +227,9 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
         try:
             item = mapping(entry, f"[{number}]")
             task = identifier(item.get("id"))
-            yield from _read_item(item, number, 0 if task is None else runs[task], origin, options)
-            runs[task] += 1
+            before = 0 if task is None else runs[task]
+            runs[task] += 1  # a refused item counts, too: ids do not depend on other items
+            yield from _read_item(item, number, before, origin, options)
         except PairwrightError as error:
             yield rejected(f"item {number}: {error}", origin)
 
@@ -294,11 +295,12 @@ def _model_call(payload: Json, start: Json, uuid: str) -> ModelCall:
     if len(responses) == 1 and isinstance(responses[0], dict):  # has the tool calls that the text lacks
         output = {"choices": responses}
     alternatives = answers(output, "data.output")
+    schemas = begun.get("tools_schema") or metadata.get("tools_schema")
     return ModelCall(
         id=uuid,
         input=conversation(inputs, "data.input", role="user"),
         output=alternatives[0] if alternatives else [],
-        tools=objects_in(begun.get("tools_schema") or metadata.get("tools_schema")),
+        tools=objects_in(optional_items(schemas, "metadata.tools_schema")),
         parent=payload["parent_id"],
         model=name_of(payload) or None,
         usage=usage_of(value_at(payload, "usage_info.token_usage")),
