@@ -119,7 +119,8 @@ def test_tools_that_are_not_a_list_are_refused() -> None:
     item = load()[1]
     item["intermediate_steps"][0]["payload"]["metadata"]["tools_schema"] = {"name": "sky"}
     found, rejected = read([item])
-    assert found == [] and "tools_schema: expected a list" in rejected[0].reason
+    assert found == []
+    assert "tools_schema: expected a list" in rejected[0].reason
 
 
 def test_a_candidate_that_never_ended_and_a_step_without_payload_are_rejected() -> None:
