@@ -33,7 +33,7 @@ print(json.dumps({"lines": num_lines, "cpu": time.process_time() - start}))
 """
 IMPORT = """
 import json, multiprocessing.forkserver, resource, sys, time
-from pairwright.engines.engine import without_blas_threads
+from pairwright.engines.blas_threads import without_blas_threads
 with without_blas_threads():  # as the command does
     from pairwright import Table
     from pairwright.store.importing import import_files

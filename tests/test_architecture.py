@@ -1,9 +1,11 @@
 """The structure of the code: import order, no cycles, unique names, who writes files, the annotated tree."""
 
 import ast
+import importlib
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -210,3 +212,16 @@ def test_every_top_level_name_exists_and_is_listed():
     for name in pairwright.__all__:
         assert getattr(pairwright, name) is not None
     assert set(pairwright.__all__) == {*pairwright._HOME_OF, *pairwright._PACKAGES}
+
+
+def test_benchmarks_tools_and_examples_import_names_that_exist():
+    """Also in code that a benchmark runs as a text in a child process, which neither an import nor mypy sees."""
+    missing = []
+    for path in sorted(file for folder in ("bench", "tools", "examples") for file in (ROOT / folder).rglob("*.py")):
+        for module, names in re.findall(r"^\s*from (pairwright[\w.]*) import (\([^)]*\)|.*)$", path.read_text(), re.M):
+            for name in re.findall(r"(?<!as )\b(?!as\b)\w+", re.sub(r"#.*", "", names)):
+                parent = importlib.import_module(module)
+                is_module = hasattr(parent, "__path__") and find_spec(f"{module}.{name}")
+                if not hasattr(parent, name) and not is_module:
+                    missing.append(f"{path.relative_to(ROOT)}: {module}.{name}")
+    assert not missing
