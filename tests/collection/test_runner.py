@@ -18,6 +18,7 @@ from pairwright.collection import CollectError, Completion, collect, current_rec
 from pairwright.collection.finished_runs import Ledger
 from pairwright.config import Config
 from pairwright.errors import ConfigError
+from pairwright.paths.writing import FolderInUse
 from pairwright.records.messages import Message
 
 pytestmark = pytest.mark.stress
@@ -173,7 +174,7 @@ def test_two_processes_never_collect_into_one_folder(tmp_path):
     async def work(task):
         pass
 
-    with pytest.raises(CollectError, match="another process is collecting here"):
+    with pytest.raises(FolderInUse, match="in use by process"):
         collect(settings(), output=tmp_path, workflow=work, policy=Echo())
     held.close()
     assert collect(settings(), output=tmp_path, workflow=work, policy=Echo(), resume=True).status.num_done == 3

@@ -7,12 +7,12 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from collection.test_runner import Echo, rows, settings
 from pairwright.collection import Completion, Recorder, ScorerError, Task, collect
-from pairwright.collection.judge import Judge
 from pairwright.collection.scoring import as_score, make_scorer
 from pairwright.config import ScorerConfig
 from pairwright.errors import ConfigError
@@ -194,7 +194,9 @@ def judged(answer, *texts, **options):
     policy = Scripted(answer)
     step = a_step(*texts)
     config = ScorerConfig(kind="judge", judge={"model": "j"}, **options)
-    asyncio.run(Judge(policy, config).score(TASK, step))
+    with patch("pairwright.collection.scoring.make_policy", return_value=policy):
+        scorer = make_scorer(config)
+    asyncio.run(scorer.step(TASK, step))
     return [candidate.score for candidate in step.candidates], policy.asked
 
 

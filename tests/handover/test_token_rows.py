@@ -8,6 +8,8 @@ from typer.testing import CliRunner
 from handover.tool_runs import make_model, make_runs, make_tool_pairs
 from pairwright import encode
 from pairwright.cli.main import app
+from pairwright.errors import ConfigError
+from pairwright.training.token_rows import TokenRows
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +68,9 @@ def test_what_is_missing_is_named(place):
     cases = [
         (("--to", "tokens", "-o", folder / "x.parquet"), "--tokenizer DIR"),
         ((*words, "--split", "validation"), "no rows for dpo in the split 'validation'"),
-        ((*words, "--kind", "ppo"), "expected one of dpo, sft, kto"),
     ]
     for given, message in cases:
         assert message in str(run(data.path, *given).exception)
+    assert "'ppo' is not one of" in run(data.path, *words, "--kind", "ppo").output
+    with pytest.raises(ConfigError, match="expected one of dpo, sft, kto"):
+        TokenRows(data.path, model, "ppo")

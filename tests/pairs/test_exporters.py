@@ -588,14 +588,23 @@ def test_an_export_of_a_split_without_pairs_is_an_error(tmp_path, target):
     [
         (("--to", "tlr"), "did you mean 'trl'"),
         (("--to", "zzz"), "expected one of trl, trl-implicit"),
-        (("--to", "trl", "--split", "test"), "expected train, validation, all"),
-        (("--to", "trl", "--arguments", "x"), "expected text, object"),
     ],
 )
 def test_a_wrong_word_is_a_usage_error(tmp_path, words, message):
     done = command(stored(tmp_path / "pairs", "plain"), *words, "-o", tmp_path / "out.jsonl")
     assert isinstance(done.exception, ConfigError)
     assert message in str(done.exception)
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    "option, known", [("split", ("train", "validation", "all")), ("arguments", ("text", "object"))]
+)
+def test_a_word_that_an_option_does_not_have_is_refused_with_those_it_has(tmp_path, option, known):
+    with pytest.raises(ConfigError, match=f"expected {', '.join(known)}"):
+        ExportOptions(**{option: "x"})
+    done = command(stored(tmp_path / "pairs", "plain"), "--to", "trl", f"--{option}", "x", "-o", tmp_path / "out.jsonl")
+    assert all(word in done.output for word in known)
     assert not (tmp_path / "out.jsonl").exists()
 
 

@@ -12,7 +12,7 @@ import pytest
 from viewed_run import HOSTILE, ask_all, make_viewed_run
 
 from pairwright.pairs.decisions import VoteFile
-from pairwright.view.static_copy import Selection, export_view
+from pairwright.view.static_copy import export_view
 
 pytestmark = pytest.mark.stress
 
@@ -286,7 +286,7 @@ def test_a_record_with_a_script_in_every_field_does_nothing(tmp_path, browser, o
             assert page.locator("#app img, #app script").count() == 0
         assert page.locator("body").inner_text().count("<script>") > 0
         page.close()
-    exported = export_view(ask_all(run), tmp_path / "copy", Selection(limit=30))
+    exported = export_view(ask_all(run), tmp_path / "copy", limit=30)
     page = open_page()
     page.goto(exported.page.as_uri() + "#/pairs?at=0")
     page.locator(".sides mark").first.wait_for()
@@ -295,7 +295,7 @@ def test_a_record_with_a_script_in_every_field_does_nothing(tmp_path, browser, o
 
 
 def test_a_copy_opens_from_the_disk_and_holds_its_selection(run, tmp_path, open_page):
-    exported = export_view(ask_all(run), tmp_path / "copy", Selection(where="gap > 0.5", limit=8))
+    exported = export_view(ask_all(run), tmp_path / "copy", where="gap > 0.5", limit=8)
     assert exported.rows["support/experience"] == (8, 97)
     assert "support/experience" in exported.whole
     assert exported.rows["support/pairs"][0] <= 8

@@ -15,21 +15,12 @@ from pairwright.errors import ConfigError
 if TYPE_CHECKING:
     import polars as pl
 
-_Completer = Callable[[str], list[str]]
-
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")]
+RunFolder = Annotated[Path | None, typer.Option("-o", "--output", help="Folder of the run; by default runs/<name>.")]
 
 
-def complete_words(*words: str) -> _Completer:
-    """A completion of fixed words."""
-
-    def complete(incomplete: str) -> list[str]:
-        return [word for word in words if word.startswith(incomplete)]
-
-    return complete
-
-
-def complete_choices(key: str) -> _Completer:
+def complete_choices(key: str) -> Callable[[str], list[str]]:
     """A completion of the values that a key of the configuration takes, such as `backend.name`."""
 
     def complete(incomplete: str) -> list[str]:
@@ -99,13 +90,10 @@ def refuse_addresses(params: dict[str, Any], name: str) -> None:
     for param, value in params.items():
         for path in value if isinstance(value, list | tuple) else [value]:
             if isinstance(path, Path) and _MANGLED.fullmatch(str(path)):
-                raise ConfigError(_refusal(str(path), f"pairwright {name}", param))
+                from pairwright.paths import place
 
-
-def _refusal(text: str, name: str, param: str) -> str:
-    from pairwright.paths import place
-
-    return (
-        f"{place(text.replace(':/', '://', 1))}: an address, but `{name}` takes its {param.replace('_', ' ')} only on "
-        "this machine: copy it to a folder here and name that (docs: Scale)"
-    )
+                raise ConfigError(
+                    f"{place(str(path).replace(':/', '://', 1))}: an address, but `pairwright {name}` takes its "
+                    f"{param.replace('_', ' ')} only on this machine: copy it to a folder here and name that "
+                    "(docs: Scale)"
+                )

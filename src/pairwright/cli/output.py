@@ -4,7 +4,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from pairwright.records.json_text import encode, to_json
+from pairwright.records.json_text import to_json
 
 
 def print_json(value: Any) -> None:
@@ -20,10 +20,6 @@ def print_result(
         print_json(value)
     else:
         print_table(title, columns, rows, **layout)
-
-
-def print_json_line(value: Any) -> None:
-    sys.stdout.write(encode(value).decode() + "\n")
 
 
 def print_table(

@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from pairwright.cli.arguments import (
-    complete_override,
-)
+from pairwright.cli.arguments import complete_override
 from pairwright.errors import ConfigError
 
 if TYPE_CHECKING:

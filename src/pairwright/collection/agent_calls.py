@@ -21,15 +21,17 @@ from pairwright.records.tool_texts import to_chat_tool
 from pairwright.sources.rollouts.nemo_gym import prompt_of
 from pairwright.sources.shapes.chat_messages import as_context, messages_from_chat, tools_from_chat
 
-# Parameters that are read, set by the configuration, or have no effect. All others are passed on to an endpoint.
-_READ = {"messages", "input", "instructions", "previous_response_id", "model", "tools", "n", "stop", "stream"}
-_READ |= {"max_tokens", "max_completion_tokens", "max_output_tokens", "chat_template_kwargs", "stream_options"}
-_DECIDED = {"temperature", "top_p", "seed", "logprobs", "top_logprobs", "return_token_ids"}
-_WITHOUT_EFFECT = {"user", "metadata", "store", "safety_identifier", "prompt_cache_key", "include", "truncation"}
-_WITHOUT_EFFECT |= {"service_tier", "background"}
-# Values that equal OpenAI's defaults are ignored.
+# Parameters that are not passed on to an endpoint: those that are read here ...
+_OURS = {"messages", "input", "instructions", "previous_response_id", "model", "tools", "n", "stop", "stream"}
+_OURS |= {"max_tokens", "max_completion_tokens", "max_output_tokens", "chat_template_kwargs", "stream_options"}
+# ... those that the configuration sets ...
+_OURS |= {"temperature", "top_p", "seed", "logprobs", "top_logprobs", "return_token_ids"}
+# ... and those without effect.
+_OURS |= {"user", "metadata", "store", "safety_identifier", "prompt_cache_key", "include", "truncation"}
+_OURS |= {"service_tier", "background"}
+# Values that are not passed on either: OpenAI's defaults, and what is read here.
 _DEFAULTS: dict[str, tuple[Any, ...]] = {
-    "tool_choice": ("auto",),
+    "tool_choice": ("auto", "none"),
     "parallel_tool_calls": (True,),
     "response_format": ({"type": "text"},),
     "text": ({"format": {"type": "text"}}, {}),
@@ -85,7 +87,9 @@ class AgentCalls:
         if request.get("tool_choice") == "none":
             tools = []
         canonical = canonical_messages(prompt)
-        prompt = self._as_answered(prompt, canonical)
+        parent = self._parent(canonical)
+        if parent is not None:  # our own messages replace the agent's copies, which may be formatted differently
+            prompt = (*parent.prompt, parent.completion.message, *prompt[len(parent.conversation) :])
         extra = self._extra(request)
         key = content_hash(canonical, tools)
         self._counts[key] = self._counts.get(key, -1) + 1
@@ -104,7 +108,6 @@ class AgentCalls:
             self.failure = error
             raise
         completions = [_with_ids(item, f"{identity}{number}") for number, item in enumerate(completions)]
-        parent = self._parent(canonical)
         for completion in completions:
             conversation = canonical_messages([*prompt, completion.message])
             self._answers.append(_Answer(prompt, completion, conversation, parent))
@@ -152,22 +155,12 @@ class AgentCalls:
         earlier = [item for item in self._answers if canonical[: len(item.conversation)] == item.conversation]
         return max(reversed(earlier), key=lambda item: len(item.conversation), default=None)
 
-    def _as_answered(self, prompt: tuple[Message, ...], canonical: list[Any]) -> tuple[Message, ...]:
-        """Replace the agent's copies of earlier answers, which may be formatted differently, by our own."""
-        parent = self._parent(canonical)
-        if parent is None:
-            return prompt
-        return (*parent.prompt, parent.completion.message, *prompt[len(parent.conversation) :])
-
     def _extra(self, request: Json) -> Json:
         """Return the parameters that only an endpoint knows; for other policies, record their names as ignored."""
         extra = {
             key: value
             for key, value in request.items()
-            if key not in _READ | _DECIDED | _WITHOUT_EFFECT
-            and value is not None
-            and value not in _DEFAULTS.get(key, ())
-            and not (key == "tool_choice" and value == "none")
+            if key not in _OURS and value is not None and value not in _DEFAULTS.get(key, ())
         }
         if self.takes_extra:
             return extra

@@ -1,6 +1,5 @@
 """The call log: answers of unfinished runs, so that a resumed run repeats no request."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,22 +29,17 @@ class CallLog:
                 lines.append(line + b"\n")
         # compact the log on opening, so that it does not grow with every resume
         write_bytes(path, b"".join(lines))
-        # O_APPEND: each write goes to the end of the file
-        self._fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
+        self._file = open(path, "ab")  # noqa: SIM115 (closed by `close`)
 
     def take(self, task: Task) -> Known:
         """Remove and return the answers of an interrupted run."""
         return self._known.pop((task.id, task.run), {})
 
     def add(self, task: Task, key: str, number: int, answers: list[Completion]) -> None:
-        line = memoryview(_encode((task.id, task.run, key, number, answers)) + b"\n")
-        # os.write may write only a part
-        while line:
-            line = line[os.write(self._fd, line) :]
+        self._file.write(_encode((task.id, task.run, key, number, answers)) + b"\n")
+        self._file.flush()
 
     def close(self, *, all_done: bool) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._file.close()
         if all_done:
             self.path.unlink(missing_ok=True)

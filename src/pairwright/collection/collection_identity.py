@@ -57,16 +57,13 @@ def _resume(folder: Path, identity: Json) -> str:
     return str(known["run_id"])
 
 
-def _variables(policy: Json) -> Json:
-    variables = policy["chat_template_kwargs"]
-    return {"chat_template_kwargs": variables} if variables else {}
-
-
 def _identity(config: Config, workflow: str) -> Json:
     policy = config.policy.model_dump(mode="json")
     scorer = config.collect.scorer.model_dump(mode="json")
     judge = config.collect.scorer.judge.as_policy().model_dump(mode="json")
-    scorer["judge"] = {key: judge[key] for key in _SAMPLING} | _variables(judge)
+    # variables are left out unless set, so that collections without them can be resumed
+    variables = ("chat_template_kwargs",) if judge["chat_template_kwargs"] else ()
+    scorer["judge"] = {key: judge[key] for key in (*_SAMPLING, *variables)}
     # these may change on resume: they do not change results
     for key in ("timeout_seconds", "max_concurrency", "prompt_price", "completion_price"):
         del scorer[key]

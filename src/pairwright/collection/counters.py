@@ -3,10 +3,12 @@
 import math
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pairwright.collection.finished_runs import Entry
+from pairwright.collection.policies import Completion
 from pairwright.collection.run_failures import FailureKind
 from pairwright.collection.sampled_tokens import WITHOUT_IDS
 from pairwright.records.experience import Experience
@@ -69,6 +71,11 @@ class Tally:
         self.pairs.add((experience.eid.tid, experience.eid.step, prompt_hash), reward)
         if reward is not None and math.isfinite(reward):
             self._add_rewards(1, reward, reward, reward)
+
+    def add_answers(self, answers: Sequence[Completion]) -> None:
+        """Count the tokens of the answers to one request, whose prompt was read once."""
+        self.num_tokens += sum(answer.num_tokens for answer in answers)
+        self.num_prompt_tokens += max((answer.num_prompt_tokens for answer in answers), default=0)
 
     def add_run(self, entry: Entry) -> None:
         """Count a run of an earlier process, except its pairs and tokens."""

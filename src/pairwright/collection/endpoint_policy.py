@@ -53,8 +53,6 @@ class EndpointPolicy:
         body = request_body(ask, config, num_choices, seed)
         for attempt in range(config.max_retries + 1):
             await self._limit.wait()
-            kind: FailureKind
-            asked: float | None = None
             async with self._slots:
                 try:
                     async with self._clients.acquire() as client:
@@ -62,15 +60,12 @@ class EndpointPolicy:
                         answers = completions_of_chat(await client.post("/chat/completions", body=body, cast_to=object))
                     self._limit.spend(sum(item.num_tokens for item in answers) + answers[0].num_prompt_tokens)
                     return answers
-                except asyncio.CancelledError:
-                    raise
                 except Exception as error:  # boundary of the SDK: classified by _failure, or raised again
                     failure, asked = _failure(error)
-            kind = failure.kind
-            last = attempt == config.max_retries
-            if last or kind == "refused" or (asked is not None and asked > _MAX_RETRY_SECONDS):
+            is_over = attempt == config.max_retries or failure.kind == "refused"
+            if is_over or (asked is not None and asked > _MAX_RETRY_SECONDS):
                 raise failure
-            self.retries[kind] = self.retries.get(kind, 0) + 1
+            self.retries[failure.kind] = self.retries.get(failure.kind, 0) + 1
             await asyncio.sleep(backoff(attempt, first=_RETRY_SECONDS, longest=_MAX_RETRY_SECONDS, asked=asked))
         raise AssertionError("the last attempt returned or raised")
 

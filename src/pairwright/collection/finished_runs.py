@@ -5,16 +5,16 @@
 A run is "done" only after all its records are durable, so done runs are never repeated.
 """
 
-import fcntl
-import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from pairwright.collection.run_failures import CollectError, FailureKind
-from pairwright.paths import whole_lines
+from pairwright.paths import append_synced, whole_lines
+from pairwright.paths.writing import lock_file
 
 RunKey = tuple[int | str, int]
 
@@ -49,14 +49,17 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_APPEND, 0o644)
-        try:  # the lock is released with the process, even if it is killed
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._fd)
-            raise CollectError(f"{path.parent}: another process is collecting here; wait for it, or end it") from None
+        self._lock = ExitStack()
+        self._lock.enter_context(lock_file(path, work="collection"))
+        path.touch()
         self.entries: dict[RunKey, Entry] = {}
-        self._read()
+        decoder = msgspec.json.Decoder(Entry)
+        for number, line in enumerate(whole_lines(path), start=1):
+            try:
+                entry = decoder.decode(line)
+            except ValueError as error:
+                raise CollectError(f"{path}:{number}: not a line of this ledger: {error}") from None
+            self.entries[entry.key] = entry
 
     def is_done(self, task: int | str, run: int) -> bool:
         entry = self.entries.get((task, run))
@@ -64,21 +67,7 @@ class Ledger:
 
     def append(self, entries: Sequence[Entry]) -> None:
         """Write lines and sync them. Called from one thread at a time."""
-        line = memoryview(b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
-        while line:  # os.write may write only a part
-            line = line[os.write(self._fd, line) :]
-        os.fdatasync(self._fd)
+        append_synced(self.path, b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def _read(self) -> None:
-        decoder = msgspec.json.Decoder(Entry)
-        for number, line in enumerate(whole_lines(self.path), start=1):
-            try:
-                entry = decoder.decode(line)
-            except ValueError as error:
-                raise CollectError(f"{self.path}:{number}: not a line of this ledger: {error}") from None
-            self.entries[entry.key] = entry
+        self._lock.close()

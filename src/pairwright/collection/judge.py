@@ -5,6 +5,7 @@ Equal candidates are judged once and get equal scores.
 """
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,11 +13,9 @@ from typing import Any, Protocol
 import msgspec
 
 from pairwright.collection.policies import Ask, Completion, Policy
-from pairwright.collection.recording import Candidate, Step
-from pairwright.collection.run_failures import PolicyError, ScorerError
-from pairwright.collection.tasks import Task
+from pairwright.collection.run_failures import ScorerError
 from pairwright.config.collect_config import JudgeTerms
-from pairwright.records.experience import EID, Experience, Kind
+from pairwright.records.experience import Experience
 from pairwright.records.messages import Message, canonical_messages, content_hash
 from pairwright.scorers.judge_questions import (
     MAX_ANSWER,
@@ -81,33 +80,27 @@ class Judge:
         self.num_requests = self.num_cut = self.num_invalid = 0
         self.spent = 0.0
 
-    @property
-    def mode(self) -> str:
-        return self._terms.mode
-
-    async def score(self, task: Task, step: Step) -> None:
-        """Score the candidates of a step, for a collection."""
-        groups: dict[str, list[Candidate]] = {}  # candidates by content
-        for candidate in step.unscored:
-            groups.setdefault(content_hash(canonical_messages(candidate.messages)), []).append(candidate)
-        runs = [candidate_run(task, step, group[0], number) for number, group in enumerate(groups.values())]
-        try:
-            if self._terms.mode == "absolute":
-                outcomes = [await self.grade(run) for run in runs]
-            else:
-                outcomes = await self.rank(runs) if self._terms.mode == "relative" else (await self.compare(runs))[0]
-        except PolicyError as error:
-            raise ScorerError(f"the judge gave no answer: {error}") from error
-        for group, outcome in zip(groups.values(), outcomes, strict=True):
-            for candidate in group:
-                candidate.score = outcome.scores.get(OVERALL)
-                others = {name: score for name, score in outcome.scores.items() if name != OVERALL}
-                candidate.components = {**candidate.components, **others}
+    async def judge(self, runs: Sequence[Experience]) -> tuple[list[Outcome], list[Comparison]]:
+        """Judge runs of one prompt by the mode of the terms; equal answers are judged once and get equal scores."""
+        keys = [content_hash(canonical_messages(run.completion), run.response_text) for run in runs]
+        by_key: dict[str, Experience] = {}
+        for key, run in zip(keys, runs, strict=True):
+            by_key.setdefault(key, run)
+        distinct = list(by_key.values())
+        comparisons: list[Comparison] = []
+        if self._terms.mode == "absolute":
+            outcomes = [await self._grade(run) for run in distinct]
+        elif self._terms.mode == "relative":
+            outcomes = await self._rank(distinct)
+        else:
+            outcomes, comparisons = await self._compare(distinct)
+        found = dict(zip(by_key, outcomes, strict=True))
+        return [found[key] for key in keys], comparisons
 
     async def close(self) -> None:
         await self._policy.close()
 
-    async def grade(self, run: Experience) -> Outcome:
+    async def _grade(self, run: Experience) -> Outcome:
         """Grade one run by itself; several votes are averaged."""
         verdicts = [await self.ask(grade_question(self._terms, run, vote)) for vote in range(self._terms.votes)]
         sums: dict[str, float] = {}
@@ -117,7 +110,7 @@ class Judge:
         cost = sum(verdict.cost for verdict in verdicts)
         return Outcome(with_overall(sums), {OVERALL: verdicts[0].value[1]}, cost=cost)
 
-    async def rank(self, runs: Sequence[Experience]) -> list[Outcome]:
+    async def _rank(self, runs: Sequence[Experience]) -> list[Outcome]:
         """Rank runs of one prompt together; a single run has no counterpart and stays unscored."""
         if len(runs) < 2:
             return [Outcome() for _ in runs]
@@ -126,12 +119,17 @@ class Judge:
         means = [sum(scores) / len(verdicts) for scores in zip(*(verdict.value for verdict in verdicts), strict=True)]
         return [Outcome({OVERALL: mean}, cost=cost) for mean in means]
 
-    async def compare(self, runs: Sequence[Experience]) -> tuple[list[Outcome], list[Comparison]]:
+    async def _compare(self, runs: Sequence[Experience]) -> tuple[list[Outcome], list[Comparison]]:
         """Compare every two runs of one prompt in both orders; a score is the share of comparisons won."""
         if len(runs) < 2:
             return [Outcome() for _ in runs], []
-        pairs = [(one, other) for number, one in enumerate(runs) for other in runs[number + 1 :]]
-        comparisons = [await self._compare_two(one, other) for one, other in pairs]
+        comparisons = []
+        for a, b in itertools.combinations(runs, 2):
+            verdicts = [await self.ask(compare_question(self._terms, *sides)) for sides in ((a, b), (b, a))]
+            first = {"first": "a", "second": "b", "tie": "tie"}[verdicts[0].value]
+            second = {"first": "b", "second": "a", "tie": "tie"}[verdicts[1].value]
+            cost = sum(verdict.cost for verdict in verdicts)
+            comparisons.append(Comparison(a.eid.uid, b.eid.uid, first, second, cost))
         points = {run.eid.uid: 0.0 for run in runs}
         for comparison in comparisons:
             for uid in (comparison.a, comparison.b):
@@ -139,12 +137,6 @@ class Judge:
                 points[uid] += won / (len(runs) - 1)
         cost = sum(comparison.cost for comparison in comparisons) / len(runs)
         return [Outcome({OVERALL: points[run.eid.uid]}, cost=cost) for run in runs], comparisons
-
-    async def _compare_two(self, a: Experience, b: Experience) -> Comparison:
-        verdicts = [await self.ask(compare_question(self._terms, *sides)) for sides in ((a, b), (b, a))]
-        first = {"first": "a", "second": "b", "tie": "tie"}[verdicts[0].value]
-        second = {"first": "b", "second": "a", "tie": "tie"}[verdicts[1].value]
-        return Comparison(a.eid.uid, b.eid.uid, first, second, sum(verdict.cost for verdict in verdicts))
 
     async def ask(self, question: Question) -> Verdict:
         """Ask until an answer is valid; raises ScorerError after the last try, PolicyError if there is no answer."""
@@ -207,15 +199,3 @@ def request_key(ask: Ask, model: str | None) -> str:
 
 def answer_of(key: str, completion: Completion) -> Answer:
     return Answer(key, completion.text[-MAX_ANSWER:], completion.num_prompt_tokens, completion.num_tokens)
-
-
-def candidate_run(task: Task, step: Step, candidate: Candidate, number: int) -> Experience:
-    """Convert a candidate to a run for scorers; `info.task` has the data of its task."""
-    return Experience(
-        eid=EID(task.batch, task.id, task.run, step.index, str(number)),
-        kind=Kind.SINGLE_TURN if len(candidate.messages) == 1 else Kind.MULTI_TURN,
-        prompt=step.prompt,
-        tools=step.tools_of(candidate),
-        completion=candidate.messages,
-        info={**candidate.info, "task": task.data},
-    )

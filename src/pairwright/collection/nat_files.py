@@ -8,7 +8,7 @@ NAT counts a trajectory for each pair; here `num_trajectories` is the number of 
 the ledger, so they are complete even after a resume.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -107,9 +107,8 @@ def add_training(folder: Path, training: Json) -> None:
         write_json(path, {**final, "job_metadata": training})
 
 
-def _figures(number: int, ended: Iterable[Entry]) -> Json:
-    listed = list(ended)
-    done = [entry for entry in listed if entry.state == "done"]
+def _figures(number: int, ended: list[Entry]) -> Json:
+    done = [entry for entry in ended if entry.state == "done"]
     scored = sum(entry.num_scored for entry in done)
     lowest = [entry.reward_min for entry in done if entry.reward_min is not None]
     highest = [entry.reward_max for entry in done if entry.reward_max is not None]
@@ -122,7 +121,7 @@ def _figures(number: int, ended: Iterable[Entry]) -> Json:
         "max_reward": max(highest, default=0.0),
         "num_candidates": sum(entry.num_candidates for entry in done),
         "num_scored": scored,
-        "num_failed": len(listed) - len(done),
+        "num_failed": len(ended) - len(done),
     }
 
 

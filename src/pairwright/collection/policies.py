@@ -55,6 +55,13 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def text(self) -> str:
         return self.message.text
 
+    def facts(self) -> Json:
+        """Return fields of `info`; log-probabilities only if there are no token ids to store them with."""
+        facts: Json = {"finish_reason": self.finish_reason, "response_id": self.response_id}
+        if self.logprobs is not None and self.token_texts is not None:
+            facts["logprobs"] = {"tokens": self.token_texts, "logprobs": self.logprobs}
+        return {key: value for key, value in facts.items() if value is not None}
+
 
 class Policy(Protocol):
     """A model that answers requests. `name` is recorded as the model version."""

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
-from pairwright.collection.candidate_records import facts_of_turns
 from pairwright.collection.policies import Completion, Prompt, as_messages
 from pairwright.collection.sampled_tokens import Sampled, SampledCalls
 from pairwright.collection.tasks import Task
@@ -251,7 +250,7 @@ class Recorder:
         # the id depends on content only: a repeated run gets the same ids, which the runner recognises
         suffix = content_hash(owner.prompt_hash_of(candidate), number, canonical_messages(messages))[:24]
         name = {} if owner.name is None else {"step_name": owner.name}
-        info = {"candidate": number, **name, **facts_of_turns(sampled), **candidate.info}
+        info = {"candidate": number, **name, **sampled.facts(), **candidate.info}
         if not info.get(KEY):
             info.pop(KEY, None)
         is_cut = any(answer is not None and answer.finish_reason == "length" for answer in sampled.completions)

@@ -4,14 +4,16 @@ Equal requests of a run are numbered. The number and the run's seed determine th
 part of the key under which an interrupted run finds its answer on resume.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from pairwright.collection.call_log import CallLog
+from pairwright.collection.counters import Status, Tally
 from pairwright.collection.local_policy import LocalPolicy
 from pairwright.collection.policies import Ask, Completion, Policy, Prompt, as_messages
+from pairwright.collection.sampled_tokens import SampledCalls
 from pairwright.collection.tasks import Task
 from pairwright.config import PolicyConfig
 from pairwright.errors import ConfigError
@@ -42,7 +44,10 @@ def make_policy(config: PolicyConfig, *, base: Path | None = None) -> Policy:
 
 
 class RunPolicy:
-    """The policy of one run: `await policy.complete(prompt, n=8)`. Settings default to the configuration."""
+    """The policy of one run: `await policy.complete(prompt, n=8)`. Settings default to the configuration.
+
+    Answers are kept in `log` for a resume, and in `calls` for the recorder; new ones are counted.
+    """
 
     def __init__(
         self,
@@ -50,15 +55,14 @@ class RunPolicy:
         config: PolicyConfig,
         task: Task,
         *,
-        calls: CallLog | None = None,
-        on_answer: Callable[[list[Completion]], None] | None = None,
-        on_call: Callable[[Ask, list[Completion]], None] | None = None,
-        on_ask: Callable[[int], None] | None = None,
+        log: CallLog,
+        calls: SampledCalls,
+        tally: Tally,
+        status: Status,
     ) -> None:
         self._policy, self._config, self._task = policy, config, task
-        self._calls, self._on_answer, self._on_call, self._on_ask = calls, on_answer, on_call, on_ask
-        # without a log, answers are not kept for a resume and every request is sent
-        self._known = {} if calls is None else calls.take(task)
+        self._log, self._calls, self._tally, self._status = log, calls, tally, status
+        self._known = log.take(task)
         self._asked: dict[str, int] = {}  # requests so far, by content
 
     @property
@@ -83,7 +87,6 @@ class RunPolicy:
 
         `chat_template_kwargs` are variables of the chat template, which override those of the configuration; `extra`
         has further keys of a request to an endpoint.
-        `on_answer` is called only with new answers, `on_call` also with those from the log.
         """
         config = self._config
         ask = Ask(
@@ -99,8 +102,7 @@ class RunPolicy:
             extra=extra or {},
         )
         answers = await self._answer(ask, seed)
-        if self._on_call is not None:
-            self._on_call(ask, answers)
+        self._calls.add(ask, answers)
         return answers
 
     async def _answer(self, ask: Ask, seed: int | None) -> list[Completion]:
@@ -114,15 +116,12 @@ class RunPolicy:
             # 31 bits, which every server accepts, so that seeds are equal for local models and endpoints
             drawn = int(content_hash("call", self._task.seed, key, number)[:8], 16) >> 1
             ask = msgspec.structs.replace(ask, seed=drawn)
-        if self._on_ask is not None:
-            self._on_ask(1)
+        self._status.num_asked += 1
         try:
             answers = await self._policy.complete(ask)
         finally:
-            if self._on_ask is not None:
-                self._on_ask(-1)
-        if self._calls is not None:
-            self._calls.add(self._task, key, number, answers)
-        if self._on_answer is not None:
-            self._on_answer(answers)
+            self._status.num_asked -= 1
+        self._log.add(self._task, key, number, answers)
+        self._tally.add_answers(answers)
+        self._status.add_answers(answers)
         return answers

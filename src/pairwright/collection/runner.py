@@ -14,7 +14,7 @@ import contextvars
 import inspect
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,10 +30,10 @@ from pairwright.collection.collection_identity import begin_or_resume
 from pairwright.collection.counters import Status, Tally
 from pairwright.collection.finished_runs import Entry, Ledger
 from pairwright.collection.nat_files import History
-from pairwright.collection.policies import Completion, Policy
+from pairwright.collection.policies import Policy
 from pairwright.collection.proxy.agent_endpoint import AgentEndpoint, RunAddress
 from pairwright.collection.record_writer import Writer
-from pairwright.collection.recording import Recorder, Step, recording
+from pairwright.collection.recording import Recorder, recording
 from pairwright.collection.run_failures import CollectError, FailureKind, PolicyError, ScorerError, one_line
 from pairwright.collection.run_policy import RunPolicy, make_policy
 from pairwright.collection.scoring import FinishedRun, Scorer, make_scorer
@@ -106,7 +106,9 @@ def collect(
         if settings.workflow is None:
             raise ConfigError("collect.workflow: expected module:function or path/file.py:function")
         workflow = load_function(settings.workflow, group=WORKFLOWS, base=base)
-    if len(_required(workflow)) > 3:
+    any_number = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(workflow).parameters.values()
+    if sum(item.default is item.empty and item.kind not in any_number for item in parameters) > 3:
         raise ConfigError(
             f"{_name(workflow)}: a workflow is a function of (task, policy, recorder), or of fewer of them"
         )
@@ -191,8 +193,15 @@ class Collection:
         return Collected(self.status, self._table.folder, self.status.seconds, errors)
 
     async def _play_all(self) -> None:
-        todo = self._todo()  # one iterator shared by all workers: each takes the next task
-        count = min(self._config.collect.max_concurrency, self.status.num_runs - self.status.num_done)
+        settings = self._config.collect
+        # all tasks of run 0, then of run 1, and so on, except those that are done; all workers take from this iterator
+        todo = (
+            replace(task, batch=settings.batch, run=run, seed=run_seed(self._config.seed, settings.batch, task.id, run))
+            for run in range(settings.num_runs)
+            for task in self._tasks
+            if not self._ledger.is_done(task.id, run)
+        )
+        count = min(settings.max_concurrency, self.status.num_runs - self.status.num_done)
 
         async def work() -> None:
             for task in todo:
@@ -205,28 +214,30 @@ class Collection:
         except BaseExceptionGroup as errors:  # the first error cancelled the other workers
             raise errors.exceptions[0] from None
 
-    def _todo(self) -> Iterator[Task]:
-        """All tasks of run 0, then of run 1, and so on, except those that are done."""
-        config = self._config
-        for run in range(config.collect.num_runs):
-            for task in self._tasks:
-                if not self._ledger.is_done(task.id, run):
-                    seed = run_seed(config.seed, config.collect.batch, task.id, run)
-                    yield replace(task, batch=config.collect.batch, run=run, seed=seed)
-
     async def _play(self, task: Task) -> None:
         """Execute one run up to its entry in the ledger."""
         tally, started = Tally(), time.monotonic()
+        score = self._scorer.step
         recorder = Recorder(
             task,
-            lambda prompt_hash, experiences: self._emit(tally, prompt_hash, experiences),
+            partial(self._emit, tally),
             model_version=self._policy.name,
-            score_step=self._step_scorer(task),
+            score_step=None if score is None else partial(score, task),
         )
+        policy = RunPolicy(
+            self._policy,
+            self._config.policy,
+            task,
+            log=self._calls,
+            calls=recorder.calls,
+            tally=tally,
+            status=self.status,
+        )
+        takes_extra = bool(getattr(self._policy, "takes_extra", False))
+        agent = RunAddress(self._endpoint, AgentCalls(policy, recorder, takes_extra))
         limit = self._config.collect.task_timeout_seconds
         kind: FailureKind | None = None
         message = ""
-        agent = self._agent(task, recorder, tally)
         task = replace(task, endpoint=agent)
         self.status.num_running += 1
         try:
@@ -265,29 +276,6 @@ class Collection:
         self.status.num_ended_tokens += tally.num_prompt_tokens + tally.num_tokens
         self._finish_run(entry)
 
-    def _agent(self, task: Task, recorder: Recorder, tally: Tally) -> RunAddress:
-        """Return the endpoint of a run, with its policy, for an agent."""
-
-        def count(answers: list[Completion]) -> None:
-            for counts in (tally, self.status):
-                counts.num_tokens += sum(answer.num_tokens for answer in answers)
-                counts.num_prompt_tokens += max((answer.num_prompt_tokens for answer in answers), default=0)
-
-        def count_asked(change: int) -> None:
-            self.status.num_asked += change
-
-        policy = RunPolicy(
-            self._policy,
-            self._config.policy,
-            task,
-            calls=self._calls,
-            on_answer=count,
-            on_call=recorder.calls.add,
-            on_ask=count_asked,
-        )
-        takes_extra = bool(getattr(self._policy, "takes_extra", False))
-        return RunAddress(self._endpoint, AgentCalls(policy, recorder, takes_extra))
-
     async def _call(self, task: Task, recorder: Recorder, agent: RunAddress) -> None:
         # a workflow may take fewer parameters: (task, policy), or only (task)
         arguments = (task, agent.calls.policy, recorder)[: self._num_parameters]
@@ -299,18 +287,13 @@ class Collection:
                 call = partial(contextvars.copy_context().run, self._workflow, *arguments)
                 output = await asyncio.get_running_loop().run_in_executor(self._threads, call)
         agent.calls.record()
-        if (
-            agent.calls.num_calls
-            and recorder.final_reward is None
-            and self._scorer.run is None
-            and self._scorer.step is None
-        ):
-            recorder.reward_from(output)
-        unscored = any(step.unscored for step in recorder.steps)
-        if self._scorer.run is not None and recorder.final_reward is None and unscored:
-            final = await self._scorer.run(FinishedRun(task, output, recorder.steps))
-            if final is not None:
-                recorder.reward(final)
+        if recorder.final_reward is None:
+            if self._scorer.run is not None and any(step.unscored for step in recorder.steps):
+                final = await self._scorer.run(FinishedRun(task, output, recorder.steps))
+                if final is not None:
+                    recorder.reward(final)
+            elif agent.calls.num_calls and self._scorer.run is None and self._scorer.step is None:
+                recorder.reward_from(output)
         await recorder.close()
 
     def close_agents(self) -> None:
@@ -318,10 +301,6 @@ class Collection:
         self._endpoint.close()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
-
-    def _step_scorer(self, task: Task) -> Callable[[Step], Awaitable[None]] | None:
-        score = self._scorer.step
-        return None if score is None else lambda step: score(task, step)
 
     def _emit(self, tally: Tally, prompt_hash: str, experiences: list[Experience]) -> None:
         for experience in experiences:
@@ -409,13 +388,6 @@ def _describe_failure(error: BaseException) -> tuple[FailureKind, str]:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_OURS)]
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return "record" if isinstance(error, RecordError) else "workflow", f"{one_line(error)}{place}"
-
-
-def _required(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return the parameters without a default."""
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    parameters = inspect.signature(function).parameters.values()
-    return [item for item in parameters if item.kind in kinds and item.default is inspect.Parameter.empty]
 
 
 def _name(function: Callable[..., Any]) -> str:

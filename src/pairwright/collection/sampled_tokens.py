@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from pairwright.collection.policies import Ask, Completion
+from pairwright.generate.template_variables import KEY
 from pairwright.records.messages import Json, Message, canonical_messages, content_hash
 from pairwright.sources.shapes.recorded_tokens import TurnTokens, tokens_of_turns
 
@@ -43,6 +44,26 @@ class Sampled:
     variables: Json | list[Json] = field(default_factory=dict)
     arrays: Json = field(default_factory=dict)
     without_ids: str | None = None
+
+    def facts(self) -> Json:
+        """Return fields of `info`; lists have one item per generated message."""
+        turns = [{} if completion is None else completion.facts() for completion in self.completions]
+        facts: Json = {}
+        if len(turns) == 1:
+            facts = turns[0]
+        else:
+            names = {"finish_reason": "finish_reasons", "response_id": "response_ids", "logprobs": "logprobs"}
+            for name, plural in names.items():
+                values = [turn.get(name) for turn in turns]
+                if any(value is not None for value in values):
+                    facts[plural] = values
+        if self.without_ids is not None:
+            facts["without_ids"] = self.without_ids
+        if self.has_other_tools:
+            facts["has_other_tools"] = True
+        if self.variables:
+            facts[KEY] = self.variables
+        return facts
 
 
 @dataclass(eq=False)

@@ -16,15 +16,17 @@ from typing import Any
 import msgspec
 
 from pairwright.collection.command_scorers import CommandScorer
-from pairwright.collection.judge import Judge, candidate_run
+from pairwright.collection.judge import Judge
 from pairwright.collection.recording import Candidate, Step
-from pairwright.collection.run_failures import CollectError, ScorerError, one_line
+from pairwright.collection.run_failures import CollectError, PolicyError, ScorerError, one_line
+from pairwright.collection.run_policy import make_policy
 from pairwright.collection.tasks import Task
 from pairwright.config import ScorerConfig
 from pairwright.config.user_code import SCORERS, load_function
+from pairwright.records.experience import EID, Experience, Kind
 from pairwright.records.messages import Json
 from pairwright.scorers.criteria import find_criterion
-from pairwright.scorers.programs import ALL, Program, find_program
+from pairwright.scorers.programs import ALL, Outcome, Program, find_program
 from pairwright.store.score_log import OVERALL
 
 
@@ -78,9 +80,12 @@ def as_score(value: Any, where: str) -> tuple[float | None, Json]:
 
 def _function(config: ScorerConfig, base: Path | None) -> Scorer:
     name = str(config.function)
-    if (program := _run_scorer(name, base)) is not None:
-        return _program(program)
+    if name == ALL or find_criterion(name) is not None:
+        return _program(find_program(name))
     function = load_function(name, group=SCORERS, base=base)
+    parameters = inspect.signature(function).parameters.values()
+    if sum(one.default is one.empty and one.kind in (0, 1) for one in parameters) == 1:  # positional: score(run)
+        return _program(find_program(name, base=base))
 
     async def score(task: Task, step: Step) -> None:
         for candidate in step.unscored:
@@ -89,23 +94,13 @@ def _function(config: ScorerConfig, base: Path | None) -> Scorer:
     return Scorer(step=score)
 
 
-def _run_scorer(name: str, base: Path | None) -> Program | None:
-    """Return the scorer `score(run)` of a name: a built-in criterion, or a function of one argument; else None."""
-    if name == ALL or find_criterion(name) is not None:
-        return find_program(name)
-    parameters = inspect.signature(load_function(name, group=SCORERS, base=base)).parameters.values()
-    needed = [one for one in parameters if one.default is one.empty and one.kind in (0, 1)]  # positional
-    return find_program(name, base=base) if len(needed) == 1 else None
-
-
 def _program(program: Program) -> Scorer:
     async def score(task: Task, step: Step) -> None:
-        for number, candidate in enumerate(step.unscored):
-            ((_, outcome),) = program.run([candidate_run(task, step, candidate, number)])
+        candidates = step.unscored
+        for candidate, (_, outcome) in zip(candidates, program.run(_runs(task, step)), strict=True):
             if outcome.failure is not None:
                 raise ScorerError(outcome.failure)
-            criteria = dict(outcome.scores)
-            _set(candidate, criteria.pop(OVERALL, None), criteria)
+            _take(candidate, outcome)
 
     return Scorer(step=score)
 
@@ -125,12 +120,13 @@ def _command(config: ScorerConfig, base: Path | None) -> Scorer:
 
     async def score_step(task: Task, step: Step) -> None:
         for candidate in step.unscored:
-            case = {**_case(task, step), "completion": _candidate_json(candidate), "text": candidate.text}
+            messages = msgspec.to_builtins(candidate.messages)
+            case = {**_case(task, step), "completion": messages, "text": candidate.text}
             _set(candidate, *as_score(await command.score(case), command.name))
 
     async def score_run(run: FinishedRun) -> float | None:
         steps = [
-            {**_case(run.task, step), "candidates": [_candidate_json(item) for item in step.candidates]}
+            {**_case(run.task, step), "candidates": [msgspec.to_builtins(item.messages) for item in step.candidates]}
             for step in run.steps
         ]
         case = {"task": run.task.data, "id": run.task.id, "run": run.task.run, "output": run.output, "steps": steps}
@@ -140,10 +136,18 @@ def _command(config: ScorerConfig, base: Path | None) -> Scorer:
 
 
 def _judge(config: ScorerConfig, base: Path | None) -> Scorer:
-    from pairwright.collection.run_policy import make_policy
-
     judge = Judge(make_policy(config.judge.as_policy(), base=base), config)
-    return Scorer(step=judge.score, close=judge.close)
+
+    async def score(task: Task, step: Step) -> None:
+        candidates = step.unscored
+        try:
+            outcomes, _ = await judge.judge(_runs(task, step))
+        except PolicyError as error:
+            raise ScorerError(f"the judge gave no answer: {error}") from error
+        for candidate, outcome in zip(candidates, outcomes, strict=True):
+            _take(candidate, outcome)
+
+    return Scorer(step=score, close=judge.close)
 
 
 _KINDS: dict[str, Callable[[ScorerConfig, Path | None], Scorer]] = {
@@ -166,6 +170,26 @@ async def _call_function(function: Callable[..., Any], name: str, *arguments: An
         raise ScorerError(f"{name}: {one_line(error)}") from error
 
 
+def _runs(task: Task, step: Step) -> list[Experience]:
+    """Convert the unscored candidates of a step to runs for scorers; `info.task` has the data of their task."""
+    return [
+        Experience(
+            eid=EID(task.batch, task.id, task.run, step.index, str(number)),
+            kind=Kind.SINGLE_TURN if len(candidate.messages) == 1 else Kind.MULTI_TURN,
+            prompt=step.prompt,
+            tools=step.tools_of(candidate),
+            completion=candidate.messages,
+            info={**candidate.info, "task": task.data},
+        )
+        for number, candidate in enumerate(step.unscored)
+    ]
+
+
+def _take(candidate: Candidate, outcome: Outcome) -> None:
+    criteria = dict(outcome.scores)
+    _set(candidate, criteria.pop(OVERALL, None), criteria)
+
+
 def _set(candidate: Candidate, score: float | None, components: Json) -> None:
     candidate.score = score
     candidate.components = {**candidate.components, **components}
@@ -180,8 +204,3 @@ def _case(task: Task, step: Step) -> Json:
         "prompt": msgspec.to_builtins(step.prompt),
         "tools": list(step.tools),
     }
-
-
-def _candidate_json(candidate: Candidate) -> list[Json]:
-    messages: list[Json] = msgspec.to_builtins(candidate.messages)
-    return messages

@@ -22,6 +22,7 @@ from pairwright.errors import PairwrightError
 
 if TYPE_CHECKING:
     import uvicorn
+    from starlette.requests import Request
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_HEAD_BYTES = 65_536
@@ -75,6 +76,22 @@ def is_foreign(host: str, origin: str | None) -> bool:
     (False, True, False)
     """
     return _host(host) not in LOOPBACK or (origin is not None and _host(_netloc(origin)) not in LOOPBACK)
+
+
+async def read_body(request: "Request", most: int) -> bytes | None:
+    """Return the body of a request, or None if it has more than `most` bytes."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > most:
+            return None
+    return bytes(body)
+
+
+async def wait_for_disconnect(request: "Request") -> None:
+    """Wait until the client of a request, whose body was read, has gone: no other message is left."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def serve_app(app: Any, listener: socket.socket, **options: Any) -> None:

@@ -2,7 +2,6 @@
 
 import csv
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from pairwright.records.experience import Experience
 from pairwright.records.grouping import conversation_of
 from pairwright.report.page_sections import Line, Section, Span, interval_chart, line_chart
 from pairwright.report.pairs_section import render_sides, render_turn
-from pairwright.report.plots import Markup, format_count, format_number, format_range, join, tag
+from pairwright.report.plots import Markup, format_count, format_number, format_range, join, table, tag
 from pairwright.report.run_folder import RunFolder, find_side
 from pairwright.report.style_sheets import Plot
 from pairwright.store.table import Table
@@ -42,7 +41,13 @@ def outcome_section(run: RunFolder) -> Section | None:
     transcripts = _read_transcripts(run.evaluation.parent, evaluation, metrics)
     parts += [_regressions(metric, transcripts) for metric in metrics if metric["num_regressions"]]
     parts.append(_tasks(run.evaluation.parent / TASKS_NAME))
-    parts.append(tag("p", _method(evaluation), class_="note"))
+    options = evaluation.get("options", {})
+    method = (
+        f"{evaluation.get('before')} against {evaluation.get('after')}. Intervals: {evaluation.get('method')}, "
+        f"confidence {format_number(options.get('confidence'))}, {options.get('num_resamples', 0):,} resamples, "
+        f"seed {options.get('seed')}."
+    )
+    parts.append(tag("p", method, class_="note"))
     return Section("outcome", "Outcome", join(parts), [*plots, *([rounds] if rounds else [])])
 
 
@@ -133,14 +138,18 @@ def _table(metrics: list[dict[str, Any]]) -> Markup:
     heads = ("metric", "before", "after", "difference", "interval", "change", "won", "drawn", "lost", "sign test p")
     rows = []
     for metric in metrics:
-        difference = metric["difference"]
-        span = format_range(difference["low"], difference["high"], 3) or "–"
-        cells = (metric["before"]["mean"], metric["after"]["mean"], difference["mean"])
-        counts = (metric["wins"], metric["draws"], metric["losses"])
-        p_value = metric["sign_test_p"]
-        p_text = "< 1e-6" if p_value < 1e-6 else format_number(p_value, 2)
-        numbers = [format_number(cell, 4) for cell in cells]
-        rows.append([metric["name"], *numbers, span, _change(metric), *(f"{count:,}" for count in counts), p_text])
+        difference, p_value = metric["difference"], metric["sign_test_p"]
+        means = (metric["before"]["mean"], metric["after"]["mean"], difference["mean"])
+        rows.append(
+            [
+                metric["name"],
+                *(format_number(mean) for mean in means),
+                format_range(difference["low"], difference["high"], 3) or "–",
+                _change(metric),
+                *(f"{metric[name]:,}" for name in ("wins", "draws", "losses")),
+                "< 1e-6" if p_value < 1e-6 else format_number(p_value, 2),
+            ]
+        )
     return table(heads, rows)
 
 
@@ -160,22 +169,15 @@ def _gain(metric: dict[str, Any]) -> float:
     return mean if metric["better"] == "higher" else -mean
 
 
-def table(heads: tuple[str, ...], rows: list[list[Any]]) -> Markup:
-    head = tag("tr", *(tag("th", head) for head in heads))
-    return tag(
-        "table", tag("thead", head), tag("tbody", *(tag("tr", *(tag("td", cell) for cell in row)) for row in rows))
-    )
-
-
 def _read_transcripts(folder: Path, evaluation: dict[str, Any], metrics: list[dict[str, Any]]) -> Transcripts:
     """Return transcripts of both models for the worst regressions: (task, side) -> last step of the first run."""
     tasks = {str(row["task"]) for metric in metrics for row in metric["regressions"][:MAX_TRANSCRIPTS]}
     transcripts: Transcripts = {}
     for side in ("before", "after"):
-        table = find_side(folder, evaluation, side)
-        if table is None or not tasks:
+        experiences = find_side(folder, evaluation, side)
+        if experiences is None or not tasks:
             continue
-        for experience in Table(table, create=False).records(pl.col("task").is_in(sorted(tasks))):
+        for experience in Table(experiences, create=False).records(pl.col("task").is_in(sorted(tasks))):
             key = str(experience.eid.task), side
             place = (experience.eid.run, -experience.eid.step, experience.eid.uid)
             known = transcripts.get(key)
@@ -213,7 +215,8 @@ def _regressions(metric: dict[str, Any], transcripts: Transcripts) -> Markup:
 def _tasks(path: Path) -> Markup:
     if not path.is_file():
         return Markup("")
-    rows = list(itertools.islice(_csv_rows(path), MAX_TASKS + 1))
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        rows = list(itertools.islice((row for row in csv.reader(file) if len(row) >= 2), MAX_TASKS + 1))
     more = len(rows) > MAX_TASKS
     if len(rows) < 2:
         return Markup("")
@@ -222,17 +225,3 @@ def _tasks(path: Path) -> Markup:
     cells = [[row[1], row[0], *row[2:]] for row in rows[1 : MAX_TASKS + 1]]
     heads = (rows[0][1], rows[0][0], *rows[0][2:])
     return tag("details", tag("summary", title), tag("div", table(heads, cells), class_="scroll"))
-
-
-def _csv_rows(path: Path) -> Iterator[list[str]]:
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        yield from (row for row in csv.reader(file) if len(row) >= 2)
-
-
-def _method(evaluation: dict[str, Any]) -> str:
-    options = evaluation.get("options", {})
-    return (
-        f"{evaluation.get('before')} against {evaluation.get('after')}. Intervals: {evaluation.get('method')}, "
-        f"confidence {format_number(options.get('confidence'))}, {options.get('num_resamples', 0):,} resamples, "
-        f"seed {options.get('seed')}."
-    )

@@ -19,7 +19,7 @@ from pairwright.report.recipes_section import recipes_section
 from pairwright.report.run_folder import RunFolder, open_run
 from pairwright.report.settings_section import settings_section
 from pairwright.report.stage_sections import funnel_section, tokens_section
-from pairwright.report.style_sheets import Plot, page_style, write_plots
+from pairwright.report.style_sheets import PLOT_SHEETS, Plot, style_of, write_plots
 from pairwright.report.training_section import curves_section
 
 # The content security policy forbids scripts and requests, in case the escaping of some text fails.
@@ -48,8 +48,20 @@ def make_report(folder: Path, *, tokenizer: Path | None = None, title: str | Non
         ("training", curves_section),
         ("settings", settings_section),
     ]
-    # sections are built in order; a missing stage gives None
-    sections = [section for name, build in builders if (section := _build_section(build, run, name, folder))]
+    sections: list[Section] = []
+    for name, build in builders:
+        try:
+            section = build(run)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            # some of our errors are also ValueErrors; their messages are complete
+            if isinstance(error, PairwrightError):
+                raise
+            # files of an unexpected format give a one-line error instead of a traceback
+            raise PairwrightError(
+                f"{folder}: the section {name!r} cannot be made, its files are not as this release writes them "
+                f"({type(error).__name__}: {error}): run that stage again"
+            ) from error
+        sections += [] if section is None else [section]
     return Report(
         html=str(_page(title or run.name, sections)),
         plots=[plot for section in sections for plot in section.plots],
@@ -69,22 +81,6 @@ def write_report(folder: Path, output: Path, *, tokenizer: Path | None = None, t
     return report
 
 
-def _build_section(
-    build: Callable[[RunFolder], Section | None], run: RunFolder, name: str, folder: Path
-) -> Section | None:
-    """Build a section; files of an unexpected format give a one-line error instead of a traceback."""
-    try:
-        return build(run)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        # some of our errors are also ValueErrors; their messages are complete
-        if isinstance(error, PairwrightError):
-            raise
-        raise PairwrightError(
-            f"{folder}: the section {name!r} cannot be made, its files are not as this release writes them "
-            f"({type(error).__name__}: {error}): run that stage again"
-        ) from error
-
-
 def _page(title: str, sections: list[Section]) -> Markup:
     """Assemble the HTML document."""
     links = [tag("a", section.title, href=f"#{section.anchor}") for section in sections]
@@ -97,7 +93,7 @@ def _page(title: str, sections: list[Section]) -> Markup:
         # an empty icon keeps the browser from requesting favicon.ico
         tag("link", rel="icon", href="data:,"),
         tag("title", f"{title} · pairwright"),
-        page_style(),
+        style_of(*PLOT_SHEETS, "page.css"),
     )
     header = tag("header", tag("p", "pairwright report", class_="eyebrow"), tag("h1", title))
     nav = tag("nav", *links, aria_label="sections") if len(links) > 1 else ""

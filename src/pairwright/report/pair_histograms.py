@@ -70,7 +70,11 @@ def _bin_columns(columns: list[Floats]) -> tuple[list[float], list[list[int]], s
         num_beyond = int((values > usual).sum())
         high = usual
         note = f"{num_beyond:,} beyond {format_number(usual)} are in the last bin."
-    if all(float(value).is_integer() for value in (low, high)) and high - low < NUM_BINS and _all_whole(values):
+    if (
+        all(float(value).is_integer() for value in (low, high))
+        and high - low < NUM_BINS
+        and bool((values == np.rint(values)).all())
+    ):
         # few distinct integers: one bin around each
         edges = np.arange(math.floor(low), math.ceil(high) + 2) - 0.5
     else:
@@ -79,7 +83,3 @@ def _bin_columns(columns: list[Floats]) -> tuple[list[float], list[list[int]], s
     # clipping puts values beyond the last edge into its bin, as the note says
     counts = [np.histogram(np.clip(column, edges[0], edges[-1]), edges)[0].tolist() for column in columns]
     return [float(edge) for edge in edges], counts, note
-
-
-def _all_whole(values: Floats) -> bool:
-    return bool((values == np.rint(values)).all())

@@ -37,7 +37,7 @@ def pairs_section(run: RunFolder) -> Section | None:
     if len(chosen) < rows.height:
         words += " All of them, with filters: pairwright view, with the folder of the run."
     parts = [
-        *_reliability(folder),
+        _reliability(folder),
         _credit_line(folder),
         tag("div", *(plot.card() for plot in plots), class_="cards"),
         tag("p", words, " What both sides say the same is grey.", class_="lead"),
@@ -53,12 +53,12 @@ _USES = {
 }
 
 
-def _reliability(folder: Path) -> list[Markup]:
-    """Describe the score that the pairs are built by, and the effect of its calibration."""
+def _reliability(folder: Path) -> Markup | str:
+    """Describe the score that the pairs are built by, and the effect of its calibration; empty if it is the reward."""
     funnel = read_funnel(folder)
     score, found = funnel.get("options", {}).get("score"), funnel.get("reliability")
     if score is None:
-        return []
+        return ""
     words = f"Rewards are the stored score {score}."
     if found is not None:
         mean = "-" if found["mean_probability"] is None else format_number(found["mean_probability"])
@@ -68,7 +68,7 @@ def _reliability(folder: Path) -> list[Markup]:
         )
     else:
         words += " It was not calibrated against labels of people for these pairs."
-    return [tag("p", words, class_="lead")]
+    return tag("p", words, class_="lead")
 
 
 def _credit_line(folder: Path) -> Markup | str:
@@ -97,7 +97,7 @@ def sample_pairs(run: RunFolder) -> list[Pair]:
     return [by_id[name] for name in ids]
 
 
-def pair_card(pair: Pair, *, is_open: bool = True) -> Markup:
+def pair_card(pair: Pair, *, is_open: bool) -> Markup:
     """Render one pair: its origin, the last turn of the prompt, and both sides."""
     facts = [
         tag("span", "task ", tag("b", pair.chosen_eid.task)),
@@ -106,35 +106,28 @@ def pair_card(pair: Pair, *, is_open: bool = True) -> Markup:
         tag("span", pair.split),
         tag("span", pair.id[:12]),
     ]
-    num_same = count_same_turns(pair.chosen, pair.rejected)
-    same = join(render_turn(message) for message in pair.chosen[:num_same][-MAX_TURNS:])
-    body = [
-        tag("header", *facts),
-        _prompt(pair),
-        tag("details", tag("summary", f"{format_count(num_same, 'turn')} the same on both sides"), same)
-        if num_same
-        else "",
-        tag("div", *_sides(pair, num_same), class_="sides"),
-    ]
-    if is_open:
-        return tag("article", *body, class_="card pair")
-    line = f"Gap {format_number(pair.gap)}, task {shorten(str(pair.chosen_eid.task), 60)}"
-    return tag("details", tag("summary", line), tag("article", *body, class_="card pair"))
-
-
-def _prompt(pair: Pair) -> Markup:
     *before, last = pair.prompt or (Message("user", ""),)
     earlier = ""
     if before:
         summary = tag("summary", f"{format_count(len(before), 'earlier turn')} of the prompt")
         earlier = tag("details", summary, *_render_turns(before))
-    return join([earlier, render_turn(last)])
-
-
-def _sides(pair: Pair, num_same: int) -> list[Markup]:
-    """Render both sides of a pair after their common turns, as columns."""
+    num_same = count_same_turns(pair.chosen, pair.rejected)
     heads = [f"{name}, reward {format_number(getattr(pair, f'{name}_reward'))}" for name in ("chosen", "rejected")]
-    return render_sides(("chosen", "rejected"), heads, pair.chosen[num_same:], pair.rejected[num_same:])
+    sides = render_sides(("chosen", "rejected"), heads, pair.chosen[num_same:], pair.rejected[num_same:])
+    same = join(render_turn(message) for message in pair.chosen[:num_same][-MAX_TURNS:])
+    body = [
+        tag("header", *facts),
+        earlier,
+        render_turn(last),
+        tag("details", tag("summary", f"{format_count(num_same, 'turn')} the same on both sides"), same)
+        if num_same
+        else "",
+        tag("div", *sides, class_="sides"),
+    ]
+    if is_open:
+        return tag("article", *body, class_="card pair")
+    line = f"Gap {format_number(pair.gap)}, task {shorten(str(pair.chosen_eid.task), 60)}"
+    return tag("details", tag("summary", line), tag("article", *body, class_="card pair"))
 
 
 def render_sides(

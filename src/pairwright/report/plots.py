@@ -45,6 +45,13 @@ def tag(name: str, /, *children: object, **attributes: object) -> Markup:
     return Markup(f"<{name}{attribute_text}>{join(children)}</{name}>")
 
 
+def table(heads: Iterable[object], rows: Iterable[Iterable[object]]) -> Markup:
+    """Build a table; all cells are escaped, except markup."""
+    head = tag("tr", *(tag("th", head) for head in heads))
+    body = [tag("tr", *(tag("td", cell) for cell in row)) for row in rows]
+    return tag("table", tag("thead", head), tag("tbody", *body))
+
+
 def format_number(value: float | int | None, digits: int = 4) -> str:
     """Format a number for display: 12,345, 0.4938, 1.2e-07; a dash for None."""
     if value is None:

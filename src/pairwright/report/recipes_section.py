@@ -3,7 +3,7 @@
 from typing import Any
 
 from pairwright.report.page_sections import Section, Span, interval_chart
-from pairwright.report.plots import Markup, format_count, format_number, join, tag
+from pairwright.report.plots import Markup, format_count, format_number, join, table, tag
 from pairwright.report.run_folder import RunFolder, read_json
 from pairwright.report.style_sheets import Plot
 
@@ -14,30 +14,30 @@ def recipes_section(run: RunFolder) -> Section | None:
     """Return the comparison of recipes, or None if the folder has none."""
     if run.comparison is None:
         return None
-    table = read_json(run.comparison)
-    rows = [row for row in table["recipes"] if row["results"]]
-    plots = [plot for place in range(len(rows[0]["results"]) if rows else 0) if (plot := _plot(table, rows, place))]
-    budget = table["budget"] and "{updates:,} updates of {sequences:,} sequences each".format(**table["budget"])
+    compared = read_json(run.comparison)
+    rows = [row for row in compared["recipes"] if row["results"]]
+    plots = [plot for place in range(len(rows[0]["results"]) if rows else 0) if (plot := _plot(compared, rows, place))]
+    budget = compared["budget"] and "{updates:,} updates of {sequences:,} sequences each".format(**compared["budget"])
     note = (
         f"Same experience, {budget or 'each recipe with its own number of updates'}, "
-        f"{format_count(len(table['seeds']), 'seed')}. Differences are to {table['baseline']}, paired by task and "
-        f"seed, with {table['confidence']:.0%} intervals "
-        f"{'over seeds (Student)' if len(table['seeds']) > 1 else 'over tasks (bootstrap)'}, not corrected for the "
+        f"{format_count(len(compared['seeds']), 'seed')}. Differences are to {compared['baseline']}, paired by task "
+        f"and seed, with {compared['confidence']:.0%} intervals "
+        f"{'over seeds (Student)' if len(compared['seeds']) > 1 else 'over tasks (bootstrap)'}, not corrected for the "
         "number of recipes."
     )
     body = [
         tag("p", note),
-        tag("div", _table(table), class_="card scroll"),
+        tag("div", _table(compared), class_="card scroll"),
         tag("div", *(plot.card() for plot in plots), class_="cards"),
     ]
     return Section("recipes", "Recipes", join(body), plots)
 
 
-def _table(table: Json) -> Markup:
-    columns = [f"{metric}, {exam}" for exam in table["exams"] for metric in table["metrics"]]
-    heads = ("recipe", "what", "seeds", *columns, f"against {table['baseline']}", "CPU minutes", "memory")
+def _table(compared: Json) -> Markup:
+    columns = [f"{metric}, {exam}" for exam in compared["exams"] for metric in compared["metrics"]]
+    heads = ("recipe", "what", "seeds", *columns, f"against {compared['baseline']}", "CPU minutes", "memory")
     lines = []
-    for row in table["recipes"]:
+    for row in compared["recipes"]:
         errors = "; ".join(f"seed {seed}: {error}" for seed, error in row["errors"].items())
         values = [format_number(result["mean"], 3) for result in row["results"]] or [""] * len(columns)
         difference = row["results"][0]["difference"] if row["results"] else None
@@ -51,8 +51,8 @@ def _table(table: Json) -> Markup:
             format_number(row["cpu_minutes"], 3),
             "" if memory is None else f"{memory / 2**30:.1f} GB",
         )
-        lines.append(tag("tr", *(tag("td", cell) for cell in cells)))
-    return tag("table", tag("thead", tag("tr", *(tag("th", head) for head in heads))), tag("tbody", *lines))
+        lines.append(cells)
+    return table(heads, lines)
 
 
 def describe_difference(difference: Json | None) -> str:
@@ -68,7 +68,7 @@ def describe_difference(difference: Json | None) -> str:
     return f"{difference['mean']:+.3g} ({difference['low']:+.3g} to {difference['high']:+.3g})"
 
 
-def _plot(table: Json, rows: list[Json], place: int) -> Plot | None:
+def _plot(compared: Json, rows: list[Json], place: int) -> Plot | None:
     """Plot the differences of one metric in one exam; None if no recipe has one."""
     results = [(row["recipe"], row["results"][place]) for row in rows]
     spans = [
@@ -78,7 +78,7 @@ def _plot(table: Json, rows: list[Json], place: int) -> Plot | None:
     ]
     if not spans:
         return None
-    title = f"{results[0][1]['metric']}, {results[0][1]['exam']}: difference to {table['baseline']}"
+    title = f"{results[0][1]['metric']}, {results[0][1]['exam']}: difference to {compared['baseline']}"
     data: list[tuple[object, ...]] = [("recipe", "mean", "low", "high")]
     data += [(span.name, span.mean, span.low, span.high) for span in spans]
     name = f"recipes-{results[0][1]['exam']}-{results[0][1]['metric']}"

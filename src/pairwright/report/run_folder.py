@@ -66,16 +66,6 @@ class RunFolder:
         """Return the folder of an output of the last round that has it."""
         return next((path for stages in reversed(self.rounds) if (path := getattr(stages, output))), None)
 
-    @property
-    def is_empty(self) -> bool:
-        parts = [
-            part
-            for stages in self.rounds
-            for part in (stages.pairs, stages.tokens, stages.metrics, stages.train, stages.evaluation)
-        ]
-        parts += [self.evaluation, self.config, self.manifest, self.comparison]
-        return not any(parts)
-
 
 def open_run(folder: Path) -> RunFolder:
     """List the stages of a run folder, without reading the files."""
@@ -100,7 +90,8 @@ def open_run(folder: Path) -> RunFolder:
         manifest=_file(folder / "manifest.json"),
         comparison=_file(folder / "comparison.json"),
     )
-    if run.is_empty:
+    outputs = [[item.pairs, item.tokens, item.metrics, item.train, item.evaluation] for item in rounds]
+    if not any(map(any, [*outputs, [run.evaluation, run.config, run.manifest, run.comparison]])):
         raise PairwrightError(
             f"{folder}: nothing to report on; expected pairs/, tokens/, metrics.jsonl or evaluation.json in it"
         )

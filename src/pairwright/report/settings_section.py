@@ -3,9 +3,8 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from pairwright.report.outcome import table
 from pairwright.report.page_sections import Section
-from pairwright.report.plots import Markup, format_number, join, tag
+from pairwright.report.plots import Markup, format_number, join, table, tag
 from pairwright.report.run_folder import RunFolder, read_json, read_text
 from pairwright.sources.redact import redact
 

@@ -28,25 +28,26 @@ from pairwright.tokens.tokenizer import ChatTokenizer
 
 def funnel_section(run: RunFolder) -> Section | None:
     """Return the funnels of all rounds; the last is expanded, earlier ones are collapsed."""
-    funnels = [(stages, funnel) for stages in run.rounds if stages.pairs and (funnel := _funnel(stages))]
-    if not funnels:
-        return None
     plots: list[Plot] = []
     parts: list[Markup] = []
-    for number, (stages, funnel) in enumerate(reversed(funnels)):
+    for stages in reversed(run.rounds):
+        funnel = _funnel(stages)
+        if funnel is None:
+            continue
         stage_plots = [_stage_plot(stage, stages) for stage in funnel["stages"]]
         plots += stage_plots
         grid = tag("div", *(plot.card() for plot in stage_plots), class_="cards")
         words = tag("p", _sentence(stages, funnel), class_="lead")
-        if number == 0:
-            parts += [words, grid]
-        else:
+        if parts:
             parts.append(tag("details", tag("summary", f"Funnel of {stages.name or 'the run itself'}"), words, grid))
-    return Section("funnel", "From experiences to pairs", join(parts), plots)
+        else:
+            parts += [words, grid]
+    return Section("funnel", "From experiences to pairs", join(parts), plots) if parts else None
 
 
 def _funnel(stages: Stages) -> dict[str, Any] | None:
-    assert stages.pairs is not None
+    if stages.pairs is None:
+        return None
     try:
         funnel = read_funnel(stages.pairs)
     except PairwrightError:  # pairs of other origin have no funnel, but the other sections show them
@@ -91,7 +92,10 @@ def tokens_section(run: RunFolder, tokenizer: Path | None = None) -> Section | N
         ready = ChatTokenizer.from_folder(folders[0]) if folders else None
         sequences = [] if ready is None else _encode_pairs(ready, pairs)
     else:
-        sequences = _from_cache(cached, pairs)
+        ids = [pair.id for pair in pairs]
+        # in the order of the samples, chosen before rejected
+        found = read_sequences(cached, pl.col("id").is_in(ids))
+        sequences = sorted(found, key=lambda row: (ids.index(row[0]), row[1]))
         ready = _find_tokenizer(cached, folders, pairs, sequences)
         if ready is None and tokenizer is not None:
             raise PairwrightError(f"{tokenizer}: not the tokenizer that {cached} was made with; leave --tokenizer out")
@@ -106,11 +110,11 @@ def tokens_section(run: RunFolder, tokenizer: Path | None = None) -> Section | N
         tag("p", "Underlined tokens are trained; all others are only read.", class_="lead"),
         tag("p", *(join([key, " "]) for key in keys), class_="keys"),
         _counts(cached),
-        *(
-            _pair(ready, name, [row[1:] for row in sequences if row[0] == name])
-            for name in dict.fromkeys(row[0] for row in sequences)
-        ),
     ]
+    for name in dict.fromkeys(row[0] for row in sequences):
+        sides = [_render_sequence(ready, side, sequence) for own, side, sequence in sequences if own == name]
+        header = tag("header", tag("span", name[:12]))
+        parts.append(tag("article", header, tag("div", *sides, class_="sides"), class_="card pair"))
     return Section("tokens", "Tokens", join(parts))
 
 
@@ -133,13 +137,6 @@ def _find_tokenizer(
         if sequences and all(ids.get((name, side)) == sequence.ids.tolist() for name, side, sequence in sequences):
             return ready
     return None
-
-
-def _from_cache(folder: Path, pairs: list[Pair]) -> list[tuple[str, str, Sequence]]:
-    ids = [pair.id for pair in pairs]
-    rows = read_sequences(folder, pl.col("id").is_in(ids))
-    # in the order of the samples, chosen before rejected
-    return sorted(rows, key=lambda row: (ids.index(row[0]), row[1]))
 
 
 def _encode_pairs(
@@ -173,11 +170,6 @@ def _counts(cached: Path | None) -> Markup:
         f"{refused:,} refused."
     )
     return join([tag("p", line, class_="note") for line in (summary, *describe_losses(manifest))])
-
-
-def _pair(tokenizer: ChatTokenizer, name: str, sequences: list[tuple[str, Sequence]]) -> Markup:
-    sides = [_render_sequence(tokenizer, side, sequence) for side, sequence in sequences]
-    return tag("article", tag("header", tag("span", name[:12])), tag("div", *sides, class_="sides"), class_="card pair")
 
 
 def _render_sequence(tokenizer: ChatTokenizer, side: str, sequence: Sequence) -> Markup:

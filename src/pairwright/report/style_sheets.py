@@ -12,18 +12,10 @@ import msgspec
 
 from pairwright.report.plots import Markup, tag
 
-
-def page_style() -> Markup:
-    """Return the style of the whole page."""
-    return _style("colours.css", "plot.css", "page.css")
+PLOT_SHEETS = ("colours.css", "plot.css")  # what a plot's SVG file embeds
 
 
-def plot_style() -> Markup:
-    """Return the style that is embedded in a plot's SVG file."""
-    return _style("colours.css", "plot.css")
-
-
-def _style(*names: str) -> Markup:
+def style_of(*names: str) -> Markup:
     sheets = [(files("pairwright.report") / name).read_text(encoding="utf-8") for name in names]
     return tag("style", Markup("\n".join(sheets)))
 
@@ -46,19 +38,16 @@ class Plot:
 
     def card(self) -> Markup:
         """Render the plot as an element of the page."""
+        keys = [tag("span", tag("i", class_=tone), name) for name, tone in self.legend]
         return tag(
             "figure",
             tag("h3", self.title),
-            legend(self.legend) if self.legend else "",
+            tag("p", *keys, class_="legend") if keys else "",
             self.svg,
             tag("p", self.note, class_="note") if self.note else "",
             class_="card",
             style="margin:0",
         )
-
-
-def legend(series: Sequence[tuple[str, str]]) -> Markup:
-    return tag("p", *(tag("span", tag("i", class_=tone), name) for name, tone in series), class_="legend")
 
 
 def write_plots(folder: Path, plots: Sequence[Plot]) -> None:
@@ -68,11 +57,12 @@ def write_plots(folder: Path, plots: Sequence[Plot]) -> None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     taken: set[str] = set()
+    style = style_of(*PLOT_SHEETS)
     for plot in plots:
         name = file_name(plot.name, taken)
         # the style follows the opening tag, so that the file looks the same outside of the page
         opening, rest = plot.svg.split(">", 1)
-        (folder / f"{name}.svg").write_text(f"{opening}>{plot_style()}{rest}", encoding="utf-8")
+        (folder / f"{name}.svg").write_text(f"{opening}>{style}{rest}", encoding="utf-8")
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(plot.rows)
         (folder / f"{name}.csv").write_text(text.getvalue(), encoding="utf-8")

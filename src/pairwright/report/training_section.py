@@ -6,6 +6,7 @@ If the log-probabilities of chosen and rejected both fall (likelihood displaceme
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from pairwright.ledger.run_status import Status, read_status
@@ -36,6 +37,11 @@ class Curve:
     values: list[float]
     num_lost: int
 
+    def windows(self) -> list[tuple[list[float], list[float]]]:
+        """Return the steps and values of at most MAX_POINTS windows of neighbouring points."""
+        every = -(-len(self.steps) // MAX_POINTS)  # rounded up
+        return [(self.steps[at : at + every], self.values[at : at + every]) for at in range(0, len(self.steps), every)]
+
 
 def curves_section(run: RunFolder) -> Section | None:
     """Return the curves of all rounds, or None if there are no metrics. Metrics beyond the main plots are collapsed."""
@@ -48,7 +54,9 @@ def curves_section(run: RunFolder) -> Section | None:
     others = [name for name in names if name not in used]
     more = [plot for name in others[:MAX_MORE] if (plot := _plot(rows, name, ((name, "accent"),)))]
     parts: list[Markup] = [tag("p", _sentence(run, rows, num_bad), class_="lead")]
-    parts += [tag("p", note, class_="note") for note in _notes(run)]
+    # refused records, content that the template does not render
+    notes = dict.fromkeys(note for status in _statuses(run) for note in status.notes)
+    parts += [tag("p", note, class_="note") for note in notes]
     displaced = _displacement(rows)
     if displaced:
         parts.append(tag("p", tag("span", displaced[0], class_=f"chip {displaced[1]}"), " ", displaced[2]))
@@ -99,7 +107,9 @@ def _plot(rows: list[dict[str, Any]], title: str, names: Sequence[tuple[str, str
                 continue
             table += [(key, step, value) for step, value in zip(curve.steps, curve.values, strict=True)]  # type: ignore[misc]
             is_eval = bool(suffix)
-            lines.append(_line(curve, name + suffix, _eval_tone(tone, len(names)) if is_eval else tone, dots=is_eval))
+            # in a plot of one metric, its validation has a tone of its own
+            line_tone = "before" if is_eval and len(names) == 1 else tone
+            lines.append(_line(curve, name + suffix, line_tone, dots=is_eval))
     if not lines:
         return None
     note = f"{lost:,} values are not finite and are not drawn." if lost else ""
@@ -108,19 +118,12 @@ def _plot(rows: list[dict[str, Any]], title: str, names: Sequence[tuple[str, str
     return Plot(f"training-{title}", title, svg, table, legend=legend, note=note)
 
 
-def _eval_tone(tone: str, num_names: int) -> str:
-    return "before" if num_names == 1 else tone
-
-
 def _line(curve: Curve, name: str, tone: str, *, dots: bool) -> Line:
-    every = -(-len(curve.steps) // MAX_POINTS)  # window size, rounded up
-    if every == 1:
+    if len(curve.steps) <= MAX_POINTS:
         return Line(name, curve.steps, curve.values, tone, dots=dots and len(curve.steps) <= 60)
-    # (steps, values) of each window
-    parts = [(curve.steps[at : at + every], curve.values[at : at + every]) for at in range(0, len(curve.steps), every)]
-    xs = [math.fsum(steps) / len(steps) for steps, _ in parts]
-    ys = [math.fsum(values) / len(values) for _, values in parts]
-    lows, highs = ([edge(values) for _, values in parts] for edge in (min, max))
+    windows = curve.windows()
+    xs, ys = [fmean(steps) for steps, _ in windows], [fmean(values) for _, values in windows]
+    lows, highs = ([edge(values) for _, values in windows] for edge in (min, max))
     return Line(name, xs, ys, tone, low=lows, high=highs)
 
 
@@ -157,7 +160,7 @@ def _ends(values: list[float]) -> tuple[float, float] | None:
         return None
     tenth = max(1, len(values) // 10)
     # means over a tenth of the steps, since single batches are noisy
-    return math.fsum(values[:tenth]) / tenth, math.fsum(values[-tenth:]) / tenth
+    return fmean(values[:tenth]), fmean(values[-tenth:])
 
 
 def _sentence(run: RunFolder, rows: list[dict[str, Any]], num_bad: int) -> str:
@@ -171,11 +174,6 @@ def _sentence(run: RunFolder, rows: list[dict[str, Any]], num_bad: int) -> str:
     if num_bad:
         parts.append(f"{num_bad:,} lines of metrics could not be read")
     return ", ".join(parts) + "."
-
-
-def _notes(run: RunFolder) -> list[str]:
-    """Notes of the training runs: refused records, content that the template does not render."""
-    return list(dict.fromkeys(note for status in _statuses(run) for note in status.notes))
 
 
 def _statuses(run: RunFolder) -> list[Status]:

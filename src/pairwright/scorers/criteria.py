@@ -334,8 +334,3 @@ def _json_of(text: str) -> Any:
         return msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError, ValueError):
         return _NO_JSON
-
-
-def is_scorable(run: Experience) -> bool:
-    """Return whether a run has a completion; a preference has two sides instead and cannot be scored."""
-    return bool(run.completion or run.response_text)

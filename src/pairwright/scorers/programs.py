@@ -28,6 +28,7 @@ from pairwright.config.user_code import SCORERS, load_function
 from pairwright.errors import ConfigError
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, content_hash, to_chat_message
+from pairwright.scorers import criteria
 from pairwright.scorers.criteria import CRITERIA, CriterionError, Judged, find_criterion
 from pairwright.store.score_log import MAX_REASON, OVERALL, ScoreRow, check_scorer_name
 
@@ -84,14 +85,13 @@ def find_program(spec: str, *, name: str | None = None, base: Path | None = None
         named = next((Path(word).stem for word in words[1:] if Path(word).is_file()), Path(words[0]).stem)
         files = [Path(word).read_bytes().hex() for word in words if Path(word).is_file() and Path(word).suffix]
         return Program(name_of(name, named), content_hash(words, files), lambda runs: _run_command(words, runs))
-    if spec == ALL:
+    criterion = find_criterion(spec)
+    if spec == ALL or criterion is not None:
+        chosen = CRITERIA if criterion is None else {OVERALL: criterion}
+        # the hash changes with the code of the criteria
+        version = content_hash(spec, hashlib.sha256(Path(criteria.__file__).read_bytes()).hexdigest())
         return Program(
-            name_of(name, ALL), _code_hash(spec), lambda runs: ((run.eid.uid, _judge_by(CRITERIA, run)) for run in runs)
-        )
-    if (criterion := find_criterion(spec)) is not None:
-        only = {OVERALL: criterion}
-        return Program(
-            name_of(name, spec), _code_hash(spec), lambda runs: ((run.eid.uid, _judge_by(only, run)) for run in runs)
+            name_of(name, spec), version, lambda runs: ((run.eid.uid, _judge_by(chosen, run)) for run in runs)
         )
     if ":" not in spec and not spec.endswith((".yaml", ".yml")):
         known = ", ".join([ALL, *CRITERIA])
@@ -152,9 +152,9 @@ def run_json(run: Experience) -> Json:
     }
 
 
-def _judge_by(criteria: dict[str, Callable[[Experience], Judged]], run: Experience) -> Outcome:
+def _judge_by(chosen: dict[str, Callable[[Experience], Judged]], run: Experience) -> Outcome:
     scores, reasons = {}, {}
-    for name, criterion in criteria.items():
+    for name, criterion in chosen.items():
         try:
             judged = criterion(run)
         except CriterionError as error:
@@ -174,13 +174,6 @@ def _call(function: Callable[..., Any], where: str, run: Experience) -> Outcome:
 def name_of(name: str | None, derived: str) -> str:
     """Return the name of scores: the given name, or one derived from the scorer."""
     return check_scorer_name(name or "-".join("".join(c if c.isalnum() or c == "_" else " " for c in derived).split()))
-
-
-def _code_hash(spec: str) -> str:
-    """Return the hash of a built-in criterion, which changes with the code of its module."""
-    from pairwright.scorers import criteria
-
-    return content_hash(spec, hashlib.sha256(Path(criteria.__file__).read_bytes()).hexdigest())
 
 
 def _function_hash(function: Callable[..., Any], spec: str) -> str:

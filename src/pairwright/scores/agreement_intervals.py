@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-_NORMAL = NormalDist()
+CONFIDENCE = 0.95  # of all intervals
+_Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
 
 @dataclass(frozen=True)
@@ -25,17 +26,17 @@ class Estimate:
     high: float | None = None
 
 
-def share(num_good: int, num_all: int, confidence: float = 0.95) -> Estimate:
+def share(num_good: int, num_all: int) -> Estimate:
     """Return a share with Wilson's interval (1927)."""
     if not num_all:
         return Estimate(None)
-    z, mean = _z(confidence), num_good / num_all
+    z, mean = _Z, num_good / num_all
     centre = (mean + z * z / (2 * num_all)) / (1 + z * z / num_all)
     half = z / (1 + z * z / num_all) * math.sqrt(mean * (1 - mean) / num_all + z * z / (4 * num_all**2))
     return Estimate(mean, max(0.0, centre - half), min(1.0, centre + half))
 
 
-def cohen_kappa(judge: Ints, labels: Ints, confidence: float = 0.95) -> Estimate:
+def cohen_kappa(judge: Ints, labels: Ints) -> Estimate:
     """Return Cohen's kappa of two ratings of the same items.
 
     The interval uses the asymptotic variance of Fleiss, Cohen and Everitt (1969), for any number of classes. It is
@@ -45,7 +46,6 @@ def cohen_kappa(judge: Ints, labels: Ints, confidence: float = 0.95) -> Estimate
     Args:
         judge: Class of each item by the judge, from 0.
         labels: Class of each item by people.
-        confidence: Confidence of the interval.
     """
     num_classes = int(max(judge.max(initial=0), labels.max(initial=0))) + 1
     counts = np.zeros((num_classes, num_classes))
@@ -58,7 +58,7 @@ def cohen_kappa(judge: Ints, labels: Ints, confidence: float = 0.95) -> Estimate
         return Estimate(0.0 if np.trace(counts) < num else None)
     smooth = counts + 1 / num_classes**2
     centre, variance = _kappa_of(smooth / (num + 1)), _kappa_variance(smooth / (num + 1), num + 1)
-    half = _t(confidence, num - 1) * math.sqrt(variance) / (1 - centre**2)
+    half = _t(num - 1) * math.sqrt(variance) / (1 - centre**2)
     is_perfect = np.trace(counts) == num
     high = 1.0 if is_perfect else math.tanh(math.atanh(centre) + half)
     return Estimate(kappa, math.tanh(math.atanh(centre) - half), high)
@@ -79,7 +79,7 @@ def _kappa_variance(table: Floats, num: float) -> float:
     return max(0.0, float(variance))
 
 
-def clustered_mean(values: Floats, clusters: Ints, confidence: float = 0.95) -> Estimate:
+def clustered_mean(values: Floats, clusters: Ints) -> Estimate:
     """Return a mean with a cluster-robust interval: values of one cluster, such as a task, may be dependent."""
     if not len(values):
         return Estimate(None)
@@ -89,11 +89,11 @@ def clustered_mean(values: Floats, clusters: Ints, confidence: float = 0.95) -> 
     if num_clusters < 2:
         return Estimate(mean)
     variance = num_clusters / (num_clusters - 1) * float((sums**2).sum()) / len(values) ** 2
-    half = _t(confidence, num_clusters - 1) * math.sqrt(variance)
+    half = _t(num_clusters - 1) * math.sqrt(variance)
     return Estimate(mean, mean - half, mean + half)
 
 
-def length_slope(scores: Floats, labels: Floats, lengths: Floats, confidence: float = 0.95) -> Estimate:
+def length_slope(scores: Floats, labels: Floats, lengths: Floats) -> Estimate:
     """Return the increase of the score per standard deviation of log length, at the same label.
 
     Least squares of the score on the label and the standardised log length; the interval is robust against unequal
@@ -109,7 +109,7 @@ def length_slope(scores: Floats, labels: Floats, lengths: Floats, confidence: fl
     leverage = np.einsum("ij,jk,ik->i", design, inverse, design)
     residuals = (scores - design @ coefficients) / np.maximum(1 - leverage, 1e-9)
     variance = (inverse @ (design.T * residuals**2) @ design @ inverse)[1, 1]
-    half = _t(confidence, len(scores) - design.shape[1]) * math.sqrt(max(0.0, float(variance)))
+    half = _t(len(scores) - design.shape[1]) * math.sqrt(max(0.0, float(variance)))
     slope = float(coefficients[1])
     return Estimate(slope, slope - half, slope + half)
 
@@ -144,11 +144,7 @@ def preference_slope(differences: Floats, weights: Floats) -> float:
     return max(0.0, slope)
 
 
-def _z(confidence: float) -> float:
-    return _NORMAL.inv_cdf((1 + confidence) / 2)
-
-
-def _t(confidence: float, freedom: int) -> float:
+def _t(freedom: int) -> float:
     """Return the quantile of Student's t by the Cornish-Fisher expansion; accurate from 5 degrees of freedom on."""
-    z, n = _z(confidence), max(1, freedom)
+    z, n = _Z, max(1, freedom)
     return z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)

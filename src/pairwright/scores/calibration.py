@@ -22,7 +22,7 @@ from pairwright.pairs.strategies.votes import Votes, read_votes
 from pairwright.paths import write_json
 from pairwright.records.json_text import from_json
 from pairwright.scores.agreement_intervals import (
-    Estimate,
+    CONFIDENCE,
     Floats,
     Ints,
     clustered_mean,
@@ -83,7 +83,6 @@ def calibrate(
     labels: Labels,
     *,
     threshold: float | None = None,
-    confidence: float = 0.95,
 ) -> dict[str, Any]:
     """Compare the scores of a scorer with labels and write the report beside them.
 
@@ -92,7 +91,6 @@ def calibrate(
         name: The scorer.
         labels: Labels of people, from `read_labels`.
         threshold: Minimum of a good rating; by default halfway between the lowest and the highest.
-        confidence: Confidence of all intervals.
 
     Returns:
         The report: for each criterion agreement, kappa, base rates, length bias, the reliability curve and the slope;
@@ -107,25 +105,24 @@ def calibrate(
     for criterion in sorted(frame["criterion"].unique(), key=lambda one: (one != OVERALL, one)):
         scores = frame.filter(pl.col("criterion") == criterion).select("uid", "score")
         known = rows.join(scores, on="uid", how="inner", maintain_order="left")
-        judged = _against_votes if labels.wins else _against_ratings
-        criteria[criterion] = judged(known, labels, threshold=threshold, confidence=confidence)
+        criteria[criterion] = (
+            _against_votes(known, labels) if labels.wins else _against_ratings(known, labels, threshold)
+        )
     overall = rows.join(frame.filter(pl.col("criterion") == OVERALL).select("uid", "score"), on="uid")
     report = {
         "scorer": name,
         "hash": frame["hash"].last(),
         "labels": labels.source,
-        "confidence": confidence,
+        "confidence": CONFIDENCE,
         "criteria": criteria,
-        **_order_bias(table, name, rows, confidence),
+        **_order_bias(table, name, rows),
         "next": _label_next(overall, labels, criteria.get(OVERALL, {}).get("curve", [])),
     }
     write_json(calibration_path(table.path, name), report, error=PairwrightError)
     return report
 
 
-def _against_ratings(
-    known: pl.DataFrame, labels: Labels, *, threshold: float | None, confidence: float
-) -> dict[str, Any]:
+def _against_ratings(known: pl.DataFrame, labels: Labels, threshold: float | None) -> dict[str, Any]:
     labelled = known.filter(pl.col("uid").is_in(pl.Series(list(labels.ratings), dtype=pl.String).implode()))
     if labelled.height < _MIN_LABELS:
         raise PairwrightError(
@@ -145,12 +142,12 @@ def _against_ratings(
         "score_threshold": float(middle),
         "base_rate": float(good.mean()),
         "judge_rate": float(said.mean()),
-        "agreement": asdict(share(int((good == said).sum()), len(good), confidence)),
-        "kappa": asdict(cohen_kappa(said, good, confidence)),
+        "agreement": asdict(share(int((good == said).sum()), len(good))),
+        "kappa": asdict(cohen_kappa(said, good)),
         "length_bias": asdict(
-            length_slope(scores, good.astype(np.float64), labelled["num_completion_characters"].to_numpy(), confidence)
+            length_slope(scores, good.astype(np.float64), labelled["num_completion_characters"].to_numpy())
         ),
-        "curve": _curve(scores, good, known["score"].to_numpy(), confidence),
+        "curve": _curve(scores, good, known["score"].to_numpy()),
         "slope": slope,
         "slope_pairs": num_pairs,
         "slope_from": pairs_from,
@@ -177,9 +174,7 @@ def _fit_slope(scores: Floats, values: Floats, labelled: pl.DataFrame) -> tuple[
     return preference_slope(differences, weights), len(differences), "one prompt" if is_within else "all runs"
 
 
-def _against_votes(
-    known: pl.DataFrame, labels: Labels, *, threshold: float | None, confidence: float
-) -> dict[str, Any]:
+def _against_votes(known: pl.DataFrame, labels: Labels) -> dict[str, Any]:
     """Compare scores with votes on two runs, in three classes: first higher, second higher, tie."""
     scores: dict[str, float] = dict(known.select("uid", "score").iter_rows())
     lengths: dict[str, float] = dict(known.select("uid", "num_completion_characters").iter_rows())
@@ -200,8 +195,8 @@ def _against_votes(
         "labels": len(said),
         "base_rate": len(wins) / len(said),
         "judge_rate": sum(one != 1 for one in said) / len(said),
-        "agreement": asdict(share(right, len(said), confidence)),
-        "kappa": asdict(cohen_kappa(np.array(said), np.array(voted), confidence)),
+        "agreement": asdict(share(right, len(said))),
+        "kappa": asdict(cohen_kappa(np.array(said), np.array(voted))),
         "slope": preference_slope(differences, np.ones(len(differences))),
         "slope_pairs": len(wins),
         "slope_from": "votes",
@@ -210,7 +205,7 @@ def _against_votes(
     }
 
 
-def _curve(scores: Floats, good: Ints, all_scores: Floats, confidence: float) -> list[dict[str, Any]]:
+def _curve(scores: Floats, good: Ints, all_scores: Floats) -> list[dict[str, Any]]:
     """Return the reliability curve: share of good labels and number of runs by score bin.
 
     A bin is a single value if there are few distinct ones, else a tenth of the runs.
@@ -228,13 +223,13 @@ def _curve(scores: Floats, good: Ints, all_scores: Floats, confidence: float) ->
                 "to": float(all_scores[every == number].max()),
                 "runs": int((every == number).sum()),
                 "labels": int(chosen.sum()),
-                "good": asdict(share(int(good[chosen].sum()), int(chosen.sum()), confidence)),
+                "good": asdict(share(int(good[chosen].sum()), int(chosen.sum()))),
             }
         )
     return curve
 
 
-def _order_bias(table: Table, name: str, rows: pl.DataFrame, confidence: float) -> dict[str, Any]:
+def _order_bias(table: Table, name: str, rows: pl.DataFrame) -> dict[str, Any]:
     """Return the order bias of a pairwise judge: how much more often the run shown first wins, from -1 to 1."""
     comparisons = read_comparisons(ScoreLog(table.path, name).path.with_suffix(".compared.jsonl"))
     if not comparisons:
@@ -245,10 +240,8 @@ def _order_bias(table: Table, name: str, rows: pl.DataFrame, confidence: float) 
     values = np.array([(first[one.first] - first[one.second]) / 2 for one in comparisons])
     _, clusters = np.unique([tasks.get(one.a, one.a) for one in comparisons], return_inverse=True)
     return {
-        "order_bias": asdict(clustered_mean(values, clusters.astype(np.int64), confidence)),
-        "order_agreement": asdict(
-            share(sum(one.first == one.second for one in comparisons), len(comparisons), confidence)
-        ),
+        "order_bias": asdict(clustered_mean(values, clusters.astype(np.int64))),
+        "order_agreement": asdict(share(sum(one.first == one.second for one in comparisons), len(comparisons))),
         "comparisons": len(comparisons),
     }
 
@@ -284,11 +277,9 @@ def _label_next(known: pl.DataFrame, labels: Labels, curve: Sequence[dict[str, A
     return chosen
 
 
-def format_estimate(estimate: dict[str, Any] | Estimate) -> str:
-    """Format an estimate with its interval."""
-    values = asdict(estimate) if isinstance(estimate, Estimate) else estimate
-    if values["value"] is None:
+def format_estimate(estimate: dict[str, Any]) -> str:
+    """Format an estimate of the report with its interval."""
+    value, low, high = (estimate[name] for name in ("value", "low", "high"))
+    if value is None:
         return "-"
-    if values["low"] is None:
-        return f"{values['value']:.3f} (no interval)"
-    return f"{values['value']:.3f} ({values['low']:.3f} to {values['high']:.3f})"
+    return f"{value:.3f} (no interval)" if low is None else f"{value:.3f} ({low:.3f} to {high:.3f})"

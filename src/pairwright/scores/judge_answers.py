@@ -7,7 +7,6 @@ The cache keeps offsets in memory, not texts: about a hundred bytes per answer.
 """
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +33,13 @@ class AnswerFile:
         self.path = path
         repair_tail(path, header=_HEADER)
         self._offsets: dict[str, int] = {}
-        for offset, answer in self._read():
-            self._offsets[answer.key] = offset
-
-    def _read(self) -> Iterator[tuple[int, Answer]]:
-        if not self.path.exists():
+        if not path.exists():
             return
-        with open(self.path, "rb") as file:
+        with open(path, "rb") as file:
             offset = len(file.readline())
             for line in file:
                 if (answer := _decode(line)) is not None:
-                    yield offset, answer
+                    self._offsets[answer.key] = offset
                 offset += len(line)
 
     def get(self, key: str) -> Answer | None:
@@ -70,8 +65,8 @@ def _decode(line: bytes) -> Answer | None:
 
 
 def append_comparisons(path: Path, comparisons: list[Comparison]) -> None:
-    lines = [msgspec.json.encode(comparison) for comparison in comparisons]
-    append_lines(path, lines, header=_COMPARED)
+    if comparisons:
+        append_lines(path, [msgspec.json.encode(comparison) for comparison in comparisons], header=_COMPARED)
 
 
 def read_comparisons(path: Path) -> list[Comparison]:

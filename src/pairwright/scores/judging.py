@@ -20,7 +20,7 @@ from pairwright.config.model_config import JudgeConfig
 from pairwright.config.problems import describe_problems
 from pairwright.errors import ConfigError
 from pairwright.records.experience import Experience
-from pairwright.records.messages import canonical_messages, content_hash
+from pairwright.records.messages import content_hash
 from pairwright.scorers.programs import Outcome
 from pairwright.scores.judge_answers import AnswerFile, BatchPolicy, NotAnswered, append_comparisons, read_batch
 from pairwright.store.score_log import ScoreLog, ScoreRow
@@ -104,16 +104,10 @@ class Unit:
 Take = Callable[[str, Outcome], None]  # called with the id of a run and its outcome
 
 
-def judge_table(
+async def judge_table(
     units: Iterator[Unit], log: ScoreLog, job: JudgeJob, take: Take, watch: Callable[[Judge], None]
 ) -> tuple[Judge, int]:
     """Judge units; stores each outcome and passes it on. Returns the judge and the number of batched requests."""
-    return asyncio.run(_judge(units, log, job, take, watch))
-
-
-async def _judge(
-    units: Iterator[Unit], log: ScoreLog, job: JudgeJob, take: Take, watch: Callable[[Judge], None]
-) -> tuple[Judge, int]:
     answers = AnswerFile(log.path.with_suffix(".answers.jsonl"))
     if job.batch_in is not None:
         read_batch(job.batch_in, answers)
@@ -130,7 +124,8 @@ async def _judge(
             _finish(unit, [Outcome(failure=_DOWN)] * len(unit.runs), version, take)
             return []
         try:
-            outcomes = await _judge_unit(judge, unit, log)
+            outcomes, comparisons = await judge.judge(unit.runs)
+            append_comparisons(log.path.with_suffix(".compared.jsonl"), comparisons)
             num_failed_in_a_row = 0
         except NotAnswered as error:  # no score and no failure of the judge: nothing is stored
             _finish(unit, [Outcome(failure=str(error))] * len(unit.runs), version, take)
@@ -158,23 +153,6 @@ async def _judge(
         await asyncio.gather(*running, return_exceptions=True)
         await judge.close()
     return judge, policy.num_written if isinstance(policy, BatchPolicy) else 0
-
-
-async def _judge_unit(judge: Judge, unit: Unit, log: ScoreLog) -> list[Outcome]:
-    if not unit.group:
-        return [await judge.grade(unit.runs[0])]
-    # Equal answers are judged once and get equal scores.
-    distinct: dict[str, Experience] = {}
-    keys = [content_hash(canonical_messages(run.completion), run.response_text) for run in unit.runs]
-    for key, run in zip(keys, unit.runs, strict=True):
-        distinct.setdefault(key, run)
-    if judge.mode == "relative":
-        judged = await judge.rank(list(distinct.values()))
-    else:
-        judged, comparisons = await judge.compare(list(distinct.values()))
-        append_comparisons(log.path.with_suffix(".compared.jsonl"), comparisons)
-    by_key = dict(zip(distinct, judged, strict=True))
-    return [by_key[key] for key in keys]
 
 
 def _finish(unit: Unit, outcomes: Sequence[Outcome], version: str, take: Take) -> list[ScoreRow]:

@@ -4,6 +4,7 @@ Scores are appended incrementally (store/score_log.py). A run with a score of th
 again, so the same command resumes after a crash and scores only new runs.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -18,7 +19,6 @@ from pairwright.errors import ConfigError
 from pairwright.paths.writing import lock_file
 from pairwright.records.experience import Experience
 from pairwright.records.messages import content_hash
-from pairwright.scorers.criteria import is_scorable
 from pairwright.scorers.programs import Outcome, Program, find_program, function_program, name_of
 from pairwright.scores.judging import JudgeJob, Unit, judge_table, load_rubric, terms_hash
 from pairwright.store.score_log import ScoreLog, ScoreRow, mean_scores, read_score_log
@@ -195,7 +195,7 @@ def run_judge(table: Table, job: JudgeJob, progress: Progress, watch: Watch) -> 
         progress(num_seen + summary.kept, summary.runs)
         watch(summary)
 
-    judge, summary.written = judge_table(units, log, job, take, look)
+    judge, summary.written = asyncio.run(judge_table(units, log, job, take, look))
     summary.requests, summary.invalid, summary.cut = judge.num_requests, judge.num_invalid, judge.num_cut
     if summary.scored or summary.kept:
         summary.means = mean_scores(read_score_log(table.path, job.name))
@@ -224,7 +224,7 @@ def _groups_to_score(table: Table, done: dict[str, set[str]], summary: ScoreSumm
 
 def _runs_to_score(table: Table, done: set[str], summary: ScoreSummary) -> Iterator[Experience]:
     for run in table.records():
-        if not is_scorable(run):
+        if not (run.completion or run.response_text):  # a preference has two sides instead, and cannot be scored
             summary.unscored += 1
         elif run.eid.uid in done:
             summary.kept += 1

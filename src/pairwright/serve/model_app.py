@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from pairwright.engines.listening import is_foreign
+from pairwright.engines.listening import is_foreign, read_body, wait_for_disconnect
 from pairwright.generate import Batcher, Engine
 from pairwright.records.messages import Json
 from pairwright.serve.engine_requests import chat_request, completion_requests
@@ -187,18 +187,16 @@ async def _body(server: ModelServer, request: Request) -> bytes:
         raise too_large
     if "content-encoding" in request.headers:
         raise Refused("compressed bodies are not supported", status=415, code="unsupported_encoding")
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > limit:
-            raise too_large
-    return bytes(body)
+    body = await read_body(request, limit)
+    if body is None:
+        raise too_large
+    return body
 
 
 async def _while_connected(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
     """Await `work`, and cancel it if the client disconnects."""
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_wait_for_disconnect(request))
+    gone = asyncio.ensure_future(wait_for_disconnect(request))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -209,12 +207,6 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, Any]) -> 
         # Cancelled work is awaited, so that it has left the batch when the request ends.
         gone.cancel()
         await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _wait_for_disconnect(request: Request) -> None:
-    # The body was read, so the only remaining message is the disconnect.
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _stream(server: ModelServer, events: AsyncIterator[bytes]) -> Response:

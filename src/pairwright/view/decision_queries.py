@@ -94,8 +94,7 @@ class Decisions:
         vote = _convert(asked, VoteQuestion)
         snapshot = pairs.rows.snapshot()
         number = pairs.rows.find("id", vote.id, snapshot)
-        (row,) = pairs.rows.take([number], ["chosen_uid", "rejected_uid"], snapshot)
-        sides = row["chosen_uid"], row["rejected_uid"]
+        (sides,) = pairs.rows.take_frame([number], _SIDES, snapshot).iter_rows()
         first, second = sides[::-1] if vote.blind and _is_swapped(vote.voter, vote.id) else sides
         self._vote_file(vote.source).vote(vote.voter, first, second, vote.verdict)
         return {"saved": True}
@@ -256,7 +255,8 @@ class Decisions:
         rows = [
             {"uid": uid, "name": one.name, "reason": one.reason, "time": one.time} for uid, one in exclusions.items()
         ]
-        return {"rows": rows, "where": _where_of(list(exclusions)[:200])}
+        listed = ", ".join(map(quote, list(exclusions)[:200]))
+        return {"rows": rows, "where": f"uid IN ({listed})" if listed else ""}
 
     # Files
 
@@ -366,7 +366,3 @@ def _disputed_ratings(rows: RowQueries, snapshot: Snapshot, ratings: list[Rating
     # Disagreement between people weighs more than disagreement with the reward.
     scored = rated.select("row", score=2 * pl.col("spread") / scale + distance).filter(pl.col("score") > 0)
     return np.asarray(scored.sort("score", "row", descending=[True, False])["row"].to_numpy(), np.int64)
-
-
-def _where_of(uids: list[str]) -> str:
-    return f"uid IN ({', '.join(map(quote, uids))})" if uids else ""

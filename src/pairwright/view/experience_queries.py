@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,8 @@ from pairwright.store.score_log import proposed_runs, stored_scores
 from pairwright.store.table import Table
 from pairwright.view.facets import FacetColumn, count_facets, quote
 from pairwright.view.library import Item, Library
-from pairwright.view.row_queries import Derived, Numbers, Query, RowQueries, Snapshot
-from pairwright.view.uid_maps import UidMap, outcome_map, split_map
+from pairwright.view.row_queries import Numbers, Query, RowQueries, Snapshot
+from pairwright.view.uid_maps import mapped, outcome_map, split_map
 
 LISTED = (
     "uid",
@@ -80,45 +79,22 @@ MAX_BEGINNING = 120  # characters of a prompt or an answer in a list
 class ExperienceQueries:
     """Queries over one experience table."""
 
-    @property
-    def proposed(self) -> list[str]:
-        """Ids of the runs that `score --calibrate` proposes to label next."""
-        return proposed_runs(self._item.path)
-
     def __init__(self, item: Item, library: Library) -> None:
         self._item = item
         self._library = library
         self._table = Table(item.path, create=False)
         self._by_gap: tuple[tuple[Any, ...], Numbers] | None = None
         self.rows = RowQueries(item.key, self._list_files, SCHEMA, text=TEXT_COLUMNS, read_journal=self._read_journal)
-        # Columns derived from the pairs of an experience; loaded when a query first names them.
-        if self._pairs:
+        if pairs := library.pairs_of_table(item):
             self.rows.derived = {
-                "outcome": Derived(
-                    pa.string(),
-                    ("uid",),
-                    lambda frame: self._outcomes.look_up(frame["uid"]),
-                    prepare=lambda: self._outcomes,
-                ),
-                "split": Derived(
-                    pa.string(),
-                    ("uid",),
-                    lambda frame: self._splits.look_up(frame["uid"]),
-                    prepare=lambda: self._splits,
-                ),
+                "outcome": mapped("uid", lambda: outcome_map(pairs[0].path)),
+                "split": mapped("uid", lambda: split_map(pairs[0].path)),
             }
 
-    @cached_property
-    def _pairs(self) -> list[Item]:
-        return self._library.pairs_of_table(self._item)
-
-    @cached_property
-    def _outcomes(self) -> UidMap:
-        return outcome_map(self._pairs[0].path)
-
-    @cached_property
-    def _splits(self) -> UidMap:
-        return split_map(self._pairs[0].path)
+    @property
+    def proposed(self) -> list[str]:
+        """Ids of the runs that `score --calibrate` proposes to label next."""
+        return proposed_runs(self._item.path)
 
     def _list_files(self) -> list[Path]:
         folder = self._item.path
@@ -142,19 +118,20 @@ class ExperienceQueries:
 
     def list_facets(self, query: Query) -> list[dict[str, Any]]:
         """Return facet counts over the matching rows."""
-        facets = [*FACETS[:2], *(_OF_PAIRS if self._pairs else ()), *FACETS[2:]]
+        facets = [*FACETS[:2], *(_OF_PAIRS if self.rows.derived else ()), *FACETS[2:]]
         return count_facets(self.rows, query, facets)
 
     def list_tasks(self, query: Query, offset: int, limit: int) -> dict[str, Any]:
         """Return the tasks of the matching rows: runs, rewards, errors. Sorted by one of these, or in table order."""
         snapshot = self.rows.snapshot()
         numbers = self.rows.select(Query(query.where, query.text), snapshot)
-
         # A row is kept as numbers, its task as a hash: texts are read only for the tasks of the page.
-        def hash_tasks(frame: pl.DataFrame) -> pl.DataFrame:
-            return frame.with_columns(pl.col("tid").hash())
-
-        frames = self.rows.scan(snapshot, ["tid", "run", "reward", "num_errors"], hash_tasks, numbers)
+        frames = self.rows.scan(
+            snapshot,
+            ["tid", "run", "reward", "num_errors"],
+            lambda frame: frame.with_columns(pl.col("tid").hash()),
+            numbers,
+        )
         if not frames:
             return {"total": snapshot.num_rows, "matches": 0, "offset": 0, "rows": []}
         reward = pl.col("reward")

@@ -99,8 +99,7 @@ def _list_items(path: Path) -> Iterator[Item]:
     if own is not None:
         yield Item(path.name, own, path)
         return
-    run = _open(path)
-    if run is not None:
+    if _is_run(path):
         yield from _items_of_run(path)
         return
     children = sorted(child for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
@@ -108,7 +107,7 @@ def _list_items(path: Path) -> Iterator[Item]:
         kind = _kind_of(child)
         if kind is not None:
             yield Item(f"{path.name}/{child.name}", kind, child)
-        elif _open(child) is not None:
+        elif _is_run(child):
             yield from _items_of_run(child)
 
 
@@ -147,10 +146,13 @@ def _kind_of(path: Path) -> Kind | None:
     return None
 
 
-def _open(path: Path) -> RunFolder | None:
-    """Return the run in a folder, or None if the folder is not a run."""
+def _is_run(path: Path) -> bool:
+    return bool(open_begun_run(path).rounds) or (path / "experience" / MARKER).is_file()
+
+
+def open_begun_run(path: Path) -> RunFolder:
+    """Return the run in a folder; without rounds if no stage after the collection has ended."""
     try:
         return open_run(path)
     except PairwrightError:
-        is_begun = (path / "experience" / MARKER).is_file()
-        return RunFolder(path.name, [], None, None, None) if is_begun else None
+        return RunFolder(path.name, [], None, None, None)

@@ -4,6 +4,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import polars as pl
 import pyarrow as pa
@@ -21,7 +22,7 @@ from pairwright.view.experience_queries import add_beginnings, messages_view, pl
 from pairwright.view.facets import FacetColumn, count_facets
 from pairwright.view.library import Item, Library
 from pairwright.view.row_queries import Derived, Query, RowQueries, Snapshot
-from pairwright.view.uid_maps import UidMap
+from pairwright.view.uid_maps import UidMap, mapped
 
 LISTED = (
     "id",
@@ -65,19 +66,13 @@ class PairQueries:
             "lint": Derived(pa.string(), ("id",), self._lint_words, prepare=self._prepare_lint),
         }
         if self._tables:
-            self.rows.derived["source"] = Derived(
-                pa.string(),
-                ("chosen_uid",),
-                lambda frame: self._sources.look_up(frame["chosen_uid"]),
-                prepare=lambda: self._sources,
-            )
+            self.rows.derived["source"] = mapped("chosen_uid", self._read_sources)
 
     @cached_property
     def _tables(self) -> list[Item]:
         return self._library.tables_of_pairs(self._item)
 
-    @cached_property
-    def _sources(self) -> UidMap:
+    def _read_sources(self) -> UidMap:
         frames = (
             pl.DataFrame(batch).rename({"source": "word"})
             for item in self._tables
@@ -124,8 +119,6 @@ class PairQueries:
 
     def read_raw(self, identity: str) -> dict[str, Any]:
         """Return one pair as indented JSON."""
-        import msgspec
-
         snapshot = self.rows.snapshot()
         (pair,) = pairs_of_batch(self.rows.batch_at(self.rows.find("id", identity, snapshot), snapshot))
         return {"text": msgspec.json.format(msgspec.json.encode(pair), indent=2).decode()}
@@ -139,8 +132,9 @@ class PairQueries:
         flags = _narrow_flags(self._file, tie_tolerance(self._item.path))
         if snapshot.num_rows <= MAX_LINTED_TEXTS:
             flags |= _text_flags(self.rows, snapshot) << len(NARROW_FINDINGS)
-        names = [_names_text(int(kind)) for kind in flags]
-        self._lint = snapshot.signature, pl.Series(names, dtype=pl.Categorical)
+        names = [*NARROW_FINDINGS, *TEXT_FINDINGS]
+        words = [" ".join(name for bit, name in enumerate(names) if kind >> bit & 1) or None for kind in flags.tolist()]
+        self._lint = snapshot.signature, pl.Series(words, dtype=pl.Categorical)
 
     def _lint_words(self, frame: pl.DataFrame) -> pl.Series:
         assert self._lint is not None
@@ -156,11 +150,6 @@ class PairQueries:
 def _length_ratio(frame: pl.DataFrame) -> pl.Series:
     ratio = pl.col("num_chosen_characters") / pl.col("num_rejected_characters")
     return frame.select(pl.when(pl.col("num_rejected_characters") > 0).then(ratio)).to_series()
-
-
-def _names_text(flags: int) -> str | None:
-    names = [*NARROW_FINDINGS, *TEXT_FINDINGS]
-    return " ".join(name for bit, name in enumerate(names) if flags >> bit & 1) or None
 
 
 def _narrow_flags(file: Path, tolerance: float) -> np.ndarray[Any, Any]:
@@ -229,6 +218,3 @@ def pair_view(pair: Pair) -> dict[str, Any]:
         "same": count_same_turns(pair.chosen, pair.rejected) if pair.chosen and pair.rejected else 0,
         "info": plain(pair.info),
     }
-
-
-__all__ = ["PairQueries", "pair_view"]

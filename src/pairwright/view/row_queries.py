@@ -356,17 +356,14 @@ class RowQueries:
                 present = set(file.schema_arrow.names)
                 names = [name for name in columns if name in present] or [file.schema_arrow.names[0]]
                 for batch in file.iter_batches(num_rows, row_groups=[piece.group], columns=names, use_threads=False):
-                    yield _complete(batch, columns, self.schema)
+                    nulls = {name: self.schema.field(name).type for name in columns if name not in present}
+                    arrays = [
+                        pa.nulls(batch.num_rows, nulls[name]) if name in nulls else batch.column(name)
+                        for name in columns
+                    ]
+                    yield pa.RecordBatch.from_arrays(arrays, names=list(columns))
         except (OSError, pa.ArrowException) as error:
             raise TableError(f"{piece.path}: cannot be read, the table has changed: open the list again") from error
-
-
-def _complete(batch: pa.RecordBatch, columns: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
-    arrays = [
-        batch.column(name) if name in batch.schema.names else pa.nulls(batch.num_rows, schema.field(name).type)
-        for name in columns
-    ]
-    return pa.RecordBatch.from_arrays(arrays, names=list(columns))
 
 
 def _snippet(value: str | None, column: str, text: str) -> dict[str, str] | None:

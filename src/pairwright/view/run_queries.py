@@ -3,19 +3,23 @@
 import csv
 import itertools
 from pathlib import Path
+from statistics import fmean
 from typing import Any
+
+import pyarrow.parquet as pq
 
 from pairwright.errors import PairwrightError
 from pairwright.evaluation.evaluation import TASKS_NAME, read_evaluation
 from pairwright.evaluation.held_out_runs import SIDES
 from pairwright.ledger.run_status import read_status
 from pairwright.pairs.funnel import read_funnel
-from pairwright.report.run_folder import RunFolder, find_side, open_run, read_json
-from pairwright.report.training_section import MAX_POINTS, metric_curve, metric_names, metric_rows
+from pairwright.pairs.pair_table import FILE_NAME as PAIRS_NAME
+from pairwright.report.run_folder import RunFolder, find_side, read_json
+from pairwright.report.training_section import metric_curve, metric_names, metric_rows
 from pairwright.store.table import Table
 from pairwright.view.experience_queries import ExperienceQueries, plain
 from pairwright.view.facets import quote
-from pairwright.view.library import Item, Library
+from pairwright.view.library import Item, Library, open_begun_run
 
 MAX_TASKS = 100_000  # maximum listed tasks of an evaluation
 MAX_RUNS_OF_TASK = 20
@@ -38,16 +42,15 @@ class RunQueries:
     def read_run(self, key: str) -> dict[str, Any]:
         """Return one run: its summary, metrics, funnels, curves and stages."""
         item = self._library.get(key, "run")
-        run = _open(item)
-        evaluation = None if run is None or run.evaluation is None else read_evaluation(run.evaluation)
-        manifest = read_json(run.manifest) if run is not None and run.manifest is not None else {}
+        run, evaluation = _open(item)
+        manifest = read_json(run.manifest) if run.manifest is not None else {}
         stages = manifest.get("stages", {}) if isinstance(manifest, dict) else {}
         return {
             **self._summarize(item),
-            "metrics": [] if evaluation is None else plain(_metrics(evaluation)),
-            "gate": None if evaluation is None else plain(evaluation.get("gate")),
-            "funnels": [] if run is None else self._funnels(item, run),
-            "curves": [] if run is None else _curves(run),
+            "metrics": plain(_metrics(evaluation)),
+            "gate": plain(evaluation.get("gate")),
+            "funnels": self._funnels(run),
+            "curves": _curves(run),
             "stages": [
                 {
                     "name": name,
@@ -62,30 +65,27 @@ class RunQueries:
         }
 
     def _summarize(self, item: Item) -> dict[str, Any]:
-        run = _open(item)
+        run, evaluation = _open(item)
         own = [other for other in self._library.items.values() if other.run == item.key]
         tables = [other for other in own if other.kind == "experiences" and "/evaluation/" not in other.key]
         pairs = [other for other in own if other.kind == "pairs"]
-        evaluation = None if run is None or run.evaluation is None else read_evaluation(run.evaluation)
-        statuses = (
-            [read_status(stages.train.parent, strict=False) for stages in run.rounds if stages.train] if run else []
-        )
+        statuses = [read_status(stages.train.parent, strict=False) for stages in run.rounds if stages.train]
         summary: dict[str, Any] = plain(
             {
                 "key": item.key,
-                "rounds": sum(bool(stages.name) for stages in run.rounds) if run else 0,
+                "rounds": sum(bool(stages.name) for stages in run.rounds),
                 "experiences": sum(Table(table.path, create=False).count() for table in tables),
-                "pairs": sum(_count_pairs(table.path) for table in pairs),
+                "pairs": sum(pq.read_metadata(table.path / PAIRS_NAME).num_rows for table in pairs),
                 "state": statuses[-1].state if statuses and statuses[-1] is not None else None,
-                "passed": None if not evaluation or not evaluation.get("gate") else evaluation["gate"]["passed"],
-                "metric": next(iter(_metrics(evaluation)), None) if evaluation else None,
+                "passed": evaluation["gate"]["passed"] if evaluation.get("gate") else None,
+                "metric": next(iter(_metrics(evaluation)), None),
                 "modified": item.path.stat().st_mtime,
                 "evaluation": next((other.key for other in reversed(own) if other.kind == "evaluation"), None),
             }
         )
         return summary
 
-    def _funnels(self, item: Item, run: RunFolder) -> list[dict[str, Any]]:
+    def _funnels(self, run: RunFolder) -> list[dict[str, Any]]:
         funnels = []
         for stages in reversed(run.rounds):
             if stages.pairs is None:
@@ -159,17 +159,10 @@ class RunQueries:
         return find_side(item.path, read_evaluation(item.path), side)
 
 
-def _open(item: Item) -> RunFolder | None:
-    try:
-        return open_run(item.path)
-    except PairwrightError:
-        return None
-
-
-def _count_pairs(folder: Path) -> int:
-    import pyarrow.parquet as pq
-
-    return int(pq.read_metadata(folder / "pairs.parquet").num_rows)
+def _open(item: Item) -> tuple[RunFolder, dict[str, Any]]:
+    """Return a run and its evaluation, {} if it has none."""
+    run = open_begun_run(item.path)
+    return run, {} if run.evaluation is None else read_evaluation(run.evaluation)
 
 
 def _metrics(evaluation: dict[str, Any]) -> list[dict[str, Any]]:
@@ -185,12 +178,6 @@ def _curves(run: RunFolder) -> list[dict[str, Any]]:
             curve = metric_curve(rows, key)
             if not curve.steps:
                 continue
-            every = -(-len(curve.steps) // MAX_POINTS)  # window size, rounded up
-            spans = [slice(at, at + every) for at in range(0, len(curve.steps), every)]
-            points = [(_mean(curve.steps[span]), _mean(curve.values[span])) for span in spans]
+            points = [(fmean(steps), fmean(values)) for steps, values in curve.windows()]
             curves.append({"name": key, "points": points})
     return curves
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)

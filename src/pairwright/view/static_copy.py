@@ -24,15 +24,6 @@ from pairwright.view.view_server import BUILT
 
 
 @dataclass(frozen=True)
-class Selection:
-    """Content of a copy: the first `limit` rows of every table that satisfy the condition and contain the text."""
-
-    where: str | None = None
-    text: str = ""
-    limit: int = 200
-
-
-@dataclass(frozen=True)
 class Exported:
     """The written page, its size, and for each table the number of exported and of matching rows."""
 
@@ -43,26 +34,34 @@ class Exported:
 
 
 def export_view(
-    answers: Answers, output: Path, selection: Selection, *, show: Callable[[int, int], None] = lambda done, total: None
+    answers: Answers,
+    output: Path,
+    *,
+    where: str | None = None,
+    text: str = "",
+    limit: int = 200,
+    show: Callable[[int, int], None] = lambda done, total: None,
 ) -> Exported:
     """Write the page `output/index.html`.
 
     Args:
         answers: Queries over the exported library.
         output: The folder, which is created.
-        selection: Which rows.
+        where: Condition on the exported rows.
+        text: Text that the exported rows contain.
+        limit: Number of rows of each table.
         show: Called with the number of tables done and in total.
     """
     items = list(answers.library.items.values())
-    copy = _Copy(answers, selection)
+    copy = _Copy(answers, where, text, limit)
     copy.ask("library")
     copy.ask("runs.list")
     for number, item in enumerate(items):
         copy.add(item)
         show(number + 1, len(items))
     tables = [item for item in items if item.kind in ("experiences", "pairs")]
-    if selection.where is not None and tables and len(copy.whole) == len(tables):
-        raise ConfigError(f"--where {selection.where!r}: no table here has these columns")
+    if where is not None and tables and len(copy.whole) == len(tables):
+        raise ConfigError(f"--where {where!r}: no table here has these columns")
     page = output / "index.html"
     title = ", ".join(path.name for path in answers.library.paths)
     content = _page(title, {"title": title, "answers": copy.known, "lists": copy.lists})
@@ -75,7 +74,9 @@ class _Copy:
     """The answers that the page may request, by question and parameters, and the first rows of its lists."""
 
     answers: Answers
-    selection: Selection
+    where: str | None
+    text: str
+    limit: int
     known: dict[str, Any] = field(default_factory=dict)
     lists: dict[str, Any] = field(default_factory=dict)
     counts: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -93,7 +94,7 @@ class _Copy:
             return
         narrowed = {"source": source}
         if item.kind != "tokens":
-            narrowed |= {"q": self.selection.text} if self.selection.text else {}
+            narrowed |= {"q": self.text} if self.text else {}
             narrowed |= self._condition(item)
         for row in self._list(f"{item.kind}.rows", **narrowed):
             if item.kind == "experiences":
@@ -106,41 +107,36 @@ class _Copy:
 
     def ask(self, question: str, **asked: str) -> None:
         answer = self.answers.answer(question, {name: [value] for name, value in asked.items()})
-        self.known[f"{question}?{_query_text(asked)}"] = answer
+        # as the page's URLSearchParams formats them, sorted by name
+        text = "&".join(f"{_escape(name)}={_escape(asked[name])}" for name in sorted(asked))
+        self.known[f"{question}?{text}"] = answer
 
     def _condition(self, item: Item) -> dict[str, str]:
         """Return the condition of the selection as a parameter, unless it is for another kind of table."""
-        where = self.selection.where
-        if where is None:
+        if self.where is None:
             return {}
         try:
-            self.answers.answer(f"{item.kind}.rows", {"source": [item.key], "w": [where], "limit": ["1"]})
+            self.answers.answer(f"{item.kind}.rows", {"source": [item.key], "w": [self.where], "limit": ["1"]})
         except ConfigError as error:
             if "no column" not in str(error):
                 raise
             self.whole.append(item.key)
             return {}
-        return {"w": where}
+        return {"w": self.where}
 
     def _list(self, question: str, **asked: str) -> list[dict[str, Any]]:
         """Read the first rows of a list, page by page, and store them under the name of the list."""
         parameters = {name: [value] for name, value in asked.items()}
-        limit = self.selection.limit
         rows: list[dict[str, Any]] = []
         while True:
-            page = {"offset": [str(len(rows))], "limit": [str(min(MAX_PAGE, limit - len(rows)))]}
+            page = {"offset": [str(len(rows))], "limit": [str(min(MAX_PAGE, self.limit - len(rows)))]}
             answer = self.answers.answer(question, {**parameters, **page})
             rows += answer["rows"]
-            if len(rows) >= min(limit, answer["matches"]) or not answer["rows"]:
+            if len(rows) >= min(self.limit, answer["matches"]) or not answer["rows"]:
                 break
         self.counts[asked["source"]] = (len(rows), answer["matches"])
         self.lists[f"{question}?source={asked['source']}"] = {**answer, "rows": rows, "matches": len(rows)}
         return rows
-
-
-def _query_text(asked: dict[str, str]) -> str:
-    """Format parameters like the page's URLSearchParams, sorted by name."""
-    return "&".join(f"{_escape(name)}={_escape(asked[name])}" for name in sorted(asked))
 
 
 def _escape(text: str) -> str:

@@ -1,9 +1,9 @@
 """Queries of the page over encoded sequences: the list of items and refusals, and the tokens of one sequence."""
 
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
+import msgspec
 import polars as pl
 import pyarrow as pa
 
@@ -29,6 +29,10 @@ FACETS = (
     FacetColumn("num_tokens", "tokens", "number"),
     FacetColumn("num_trained", "trained tokens", "number"),
 )
+_NO_TEXTS = (
+    "Ids alone: the tokenizer of this folder was not found in the run. "
+    "Start again with: pairwright view --tokenizer MODEL"
+)
 _OWN = "of_last_run"  # whether a row belongs to the items of the last run
 
 
@@ -38,15 +42,14 @@ class TokenQueries:
     def __init__(self, item: Item, library: Library) -> None:
         self._item = item
         self._library = library
-        self.rows = RowQueries(item.key, self._list_files, SCHEMA, always=(f"{_OWN} = true",))
+        self.rows = RowQueries(
+            item.key, lambda: sorted(item.path.glob("sequences-*.parquet")), SCHEMA, always=(f"{_OWN} = true",)
+        )
         self.rows.derived = {
             _OWN: Derived(
                 pa.bool_(), ("key",), lambda frame: frame["key"].is_in(self._keys), prepare=lambda: self._keys
             )
         }
-
-    def _list_files(self) -> list[Path]:
-        return sorted(self._item.path.glob("sequences-*.parquet"))
 
     @cached_property
     def _keys(self) -> pl.Series:
@@ -80,6 +83,7 @@ class TokenQueries:
             return {"row": row, "task": self._task(cells["id"]), **known}
         ids = cells["ids"][:MAX_TOKENS]
         texts = None if self._tokenizer is None else token_texts(self._tokenizer, ids)
+        report = msgspec.json.decode(cells["report"] or "{}")
         return {
             "row": row,
             "id": cells["id"],
@@ -94,11 +98,12 @@ class TokenQueries:
             "mask": [int(trained) for trained in cells["mask"][:MAX_TOKENS]],
             "messages": cells["message_index"][:MAX_TOKENS],
             "logprobs": plain(cells["logprobs"][:MAX_TOKENS]) if cells["logprobs"] is not None else None,
-            "report": plain(read_report(cells["report"])),
+            # without empty entries
+            "report": {name: plain(value) for name, value in report.items() if value},
             "palette": {
                 int(paint): look.name for paint, look in PALETTE.items() if paint in set(map(Paint, cells["paint"]))
             },
-            "note": None if texts is not None else self._why_no_texts(),
+            "note": _NO_TEXTS if texts is None else None,
         }
 
     def _task(self, identity: str) -> str:
@@ -121,33 +126,16 @@ class TokenQueries:
     @cached_property
     def _tokenizer(self) -> ChatTokenizer | None:
         """The tokenizer of this folder, found by its hash in the run's folders; None if it is not there."""
+        if self._library.tokenizer is not None:
+            return ChatTokenizer.from_folder(self._library.tokenizer)
         wanted = self._manifest.get("tokenizer")
-        for folder in self._tokenizer_folders():
-            if folder == self._library.tokenizer or folder_hash(folder) == wanted:
-                return ChatTokenizer.from_folder(folder)
-        return None
-
-    def _tokenizer_folders(self) -> list[Path]:
-        folders = [self._library.tokenizer] if self._library.tokenizer is not None else []
         # tokens/ is in a round or in the run itself; models are searched from there.
         for folder in self._item.path.parents[:2]:
             try:
-                folders += open_run(folder).tokenizers
+                models = open_run(folder).tokenizers
             except PairwrightError:
                 continue
-            folders += [path.parent for path in sorted(folder.glob("*/*/tokenizer.json"))]
-        return folders
-
-    def _why_no_texts(self) -> str:
-        return (
-            "Ids alone: the tokenizer of this folder was not found in the run. "
-            "Start again with: pairwright view --tokenizer MODEL"
-        )
-
-
-def read_report(text: str | None) -> dict[str, Any]:
-    """Return the report of a sequence without empty entries."""
-    import msgspec
-
-    report = msgspec.json.decode(text) if text else {}
-    return {name: value for name, value in report.items() if value} if isinstance(report, dict) else {}
+            for model in (*models, *(path.parent for path in sorted(folder.glob("*/*/tokenizer.json")))):
+                if folder_hash(model) == wanted:
+                    return ChatTokenizer.from_folder(model)
+        return None

@@ -3,13 +3,16 @@
 An id is stored as a 64-bit hash and a word as the code of a category: twelve bytes per experience.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 
 import polars as pl
+import pyarrow as pa
 
 from pairwright.pairs.outcomes import FILE_NAME as OUTCOMES_NAME
 from pairwright.pairs.pair_table import FILE_NAME as PAIRS_NAME
+from pairwright.view.row_queries import Derived
 
 _CHUNK = 65_536  # rows per chunk
 
@@ -31,6 +34,12 @@ class UidMap:
         places = self._hashes.search_sorted(hashes).clip(upper_bound=len(self._hashes) - 1)
         found = self._hashes.gather(places) == hashes
         return pl.select(pl.when(found).then(self._words.gather(places).cast(pl.String))).to_series()
+
+
+def mapped(ids: str, read_map: Callable[[], UidMap]) -> Derived:
+    """Return the column of the words of a map for a column of ids; the map is read when a query first names it."""
+    known = cache(read_map)
+    return Derived(pa.string(), (ids,), lambda frame: known().look_up(frame[ids]), prepare=known)
 
 
 def outcome_map(pairs: Path) -> UidMap:

@@ -25,7 +25,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from pairwright.engines.listening import LOOPBACK, is_foreign, listen, serve_app, url_of
+from pairwright.engines.listening import LOOPBACK, is_foreign, listen, read_body, serve_app, url_of, wait_for_disconnect
 from pairwright.errors import PairwrightError
 from pairwright.view.answers import Answers
 from pairwright.view.row_queries import Abandoned, abandoned
@@ -141,7 +141,7 @@ async def _while_connected(request: Request, function: Callable[[], Any]) -> Any
     is_abandoned = threading.Event()
     abandoned.set(is_abandoned)  # the thread gets a copy of this request's context
     work = asyncio.ensure_future(run_in_threadpool(function))
-    gone = asyncio.ensure_future(_wait_for_disconnect(request))
+    gone = asyncio.ensure_future(wait_for_disconnect(request))
     try:
         await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -151,20 +151,13 @@ async def _while_connected(request: Request, function: Callable[[], Any]) -> Any
     return await work
 
 
-async def _wait_for_disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 async def _read_body(request: Request) -> dict[str, Any]:
     """Return the JSON object of a request; raises PairwrightError if it is too large or invalid."""
     if request.headers.get("content-type", "").partition(";")[0] != "application/json":
         raise PairwrightError("expected a JSON object with content-type application/json")
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise PairwrightError(f"a decision has at most {MAX_BODY_BYTES:,} bytes")
+    body = await read_body(request, MAX_BODY_BYTES)
+    if body is None:
+        raise PairwrightError(f"a decision has at most {MAX_BODY_BYTES:,} bytes")
     try:
         return msgspec.json.decode(body, type=dict[str, Any])
     except msgspec.MsgspecError as error:

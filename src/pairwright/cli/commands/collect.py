@@ -2,11 +2,11 @@
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pairwright.cli.arguments import AsJson
+from pairwright.cli.arguments import AsJson, RunFolder
 from pairwright.cli.output import print_json, print_result, say
 from pairwright.cli.overrides import Limit, Overrides, parse_overrides
 from pairwright.cli.progress_view import CollectView, duration
@@ -20,9 +20,7 @@ _MOST_ERRORS = 5
 
 def collect_runs(
     config: Annotated[Path, typer.Argument(help="A configuration with a `collect` and a `policy` section.")],
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Folder of the run; by default runs/<name>.")
-    ] = None,
+    output: RunFolder = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue: keep finished runs, retry failed ones.")] = False,
     limit: Limit = None,
     override: Overrides = None,
@@ -44,12 +42,28 @@ def collect_runs(
 
 
 def _report(collection: "Collected", output: Path, config: Path, *, as_json: bool) -> None:
-    figures = _figures(collection)
+    status = collection.status
+    figures = {
+        "tasks": status.num_tasks,
+        "runs": status.num_runs,
+        "done": status.num_done,
+        "done_before": status.num_before,
+        "failed": status.num_failed,
+        "candidates": status.num_candidates,
+        "unscored": status.num_candidates - status.num_scored,
+        "silent_runs": status.num_silent,
+        "pairs": status.num_pairs,
+        "mean_reward": status.mean_reward,
+        "tokens": status.num_tokens,
+        "seconds": round(collection.seconds, 3),
+        "without_token_ids": dict(status.without_ids),
+        "failures": dict(status.failures),
+        "retries": dict(status.retries),
+    }
     # counts by kind are dicts, which do not fit into a cell
     rows = [(key, value) for key, value in figures.items() if not isinstance(value, dict)]
     print_result(figures, "collected", ("figure", "value"), rows, as_json=as_json)
     say_failures(collection)
-    status = collection.status
     # after the failures, which say why nothing was recorded
     if (reason := collection.why_empty()) is not None:
         raise PairwrightError(reason)
@@ -77,30 +91,6 @@ def say_failures(collection: "Collected", of: str = "") -> None:
         say(f"... and {len(collection.errors) - _MOST_ERRORS:,} more in {ledger}")
 
 
-def _figures(collection: "Collected") -> dict[str, Any]:
-    status = collection.status
-    return {
-        "tasks": status.num_tasks,
-        "runs": status.num_runs,
-        "done": status.num_done,
-        "done_before": status.num_before,
-        "failed": status.num_failed,
-        "candidates": status.num_candidates,
-        "unscored": status.num_candidates - status.num_scored,
-        "silent_runs": status.num_silent,
-        "pairs": status.num_pairs,
-        "mean_reward": status.mean_reward,
-        "tokens": status.num_tokens,
-        "seconds": round(collection.seconds, 3),
-        "without_token_ids": dict(status.without_ids),
-        "failures": dict(status.failures),
-        "retries": dict(status.retries),
-    }
-
-
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
-
-
 def record(
     upstream: Annotated[str, typer.Option(help="The endpoint that answers, e.g. https://api.openai.com/v1.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder of the experience table.")],
@@ -116,31 +106,24 @@ def record(
     as_json: AsJson = False,
 ) -> None:
     """Forward requests of the OpenAI API to an endpoint, and record them as experiences."""
-    if host not in _LOOPBACK and not allow_remote:
+    from pairwright.engines.listening import LOOPBACK, listen, serve_app, url_of
+
+    if host not in LOOPBACK and not allow_remote:
         raise ConfigError(f"--host {host}: anybody who reaches it could use it; add --allow-remote if that is meant")
     try:
         from pairwright.collection.proxy.proxy import Proxy
-        from pairwright.engines.listening import listen, serve_app, url_of
     except ImportError as error:
         raise ConfigError(
             f"recording needs starlette, httpx and uvicorn ({error}): pip install 'pairwright[collect]'"
         ) from None
-    proxy = Proxy(upstream, output, batch=batch, timeout_seconds=timeout, is_local=host in _LOOPBACK)
+    proxy = Proxy(upstream, output, batch=batch, timeout_seconds=timeout, is_local=host in LOOPBACK)
     listener = listen(host, port)
     say(f"recording {url_of(listener)}/v1 -> {proxy.upstream} into {output}; point base_url there, end with Ctrl-C")
     with contextlib.suppress(KeyboardInterrupt):  # the normal way to stop: the server has shut down cleanly by then
         serve_app(proxy.app(), listener, lifespan="on", date_header=False)
     counts = proxy.counts
     if as_json:
-        print_json(
-            {
-                "requests": counts.requests,
-                "experiences": counts.experiences,
-                "feedback": counts.feedback,
-                "upstream_errors": {str(code): count for code, count in counts.upstream_errors.items()},
-                "not_recorded": dict(counts.not_recorded),
-            }
-        )
+        print_json(vars(counts))
     for reason, count in counts.not_recorded.most_common(10):
         say(f"not recorded: {count:,} × {reason}")
     say(

@@ -1,7 +1,7 @@
 """`pairwright compare CONFIG --recipes FILE --seeds N`: which recipe is best for this data?"""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -31,6 +31,7 @@ def compare_recipes(
     from pairwright.flow.compare_recipes import Comparer
     from pairwright.flow.recipes import read_recipes
     from pairwright.report import write_report
+    from pairwright.report.recipes_section import describe_difference
 
     overrides = parse_overrides(override)
     settings = load_config(config, overrides=overrides)
@@ -45,7 +46,13 @@ def compare_recipes(
     write_report(folder, folder / "report.html", title=f"{settings.name}: recipes")
     columns = [f"{exam}_{metric}" for exam in table["exams"] for metric in table["metrics"]]
     heads = ("recipe", "seeds", *columns, f"against_{table['baseline']}", "cpu_minutes", "memory_gb")
-    rows = [_cells(row, len(columns)) for row in table["recipes"]]
+    rows = []
+    for row in table["recipes"]:
+        means = [result["mean"] for result in row["results"]] or [None] * len(columns)
+        difference = describe_difference(row["results"][0]["difference"]) if row["results"] else None
+        memory = row["peak_memory_bytes"]
+        gigabytes = None if memory is None else round(memory / 2**30, 2)
+        rows.append((row["recipe"], len(row["seeds"]), *means, difference or None, row["cpu_minutes"], gigabytes))
     print_result(table, "recipes", heads, rows, as_json=as_json, left=heads[-3:-2])
     say(f"open {folder / 'report.html'}; every figure by seed is in {folder / 'comparison.json'}")
     failed = [
@@ -53,19 +60,3 @@ def compare_recipes(
     ]
     if failed:
         raise PairwrightError(f"{len(failed)} did not end: {'; '.join(failed)}. The same command tries them again")
-
-
-def _cells(row: dict[str, Any], num_columns: int) -> tuple[Any, ...]:
-    from pairwright.report.recipes_section import describe_difference
-
-    means = [result["mean"] for result in row["results"]] or [None] * num_columns
-    difference = describe_difference(row["results"][0]["difference"]) if row["results"] else None
-    memory = row["peak_memory_bytes"]
-    return (
-        row["recipe"],
-        len(row["seeds"]),
-        *means,
-        difference or None,
-        row["cpu_minutes"],
-        None if memory is None else round(memory / 2**30, 2),
-    )

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from pairwright.cli.arguments import AsJson
+from pairwright.cli.arguments import AsJson, Overwrite
 from pairwright.cli.output import print_json, say
 from pairwright.cli.overrides import ConfigCommand, Overrides, parse_overrides
 from pairwright.errors import ConfigError
@@ -64,7 +64,7 @@ def show(
 def from_nat(
     file: Annotated[Path, typer.Argument(help="A NeMo Agent Toolkit configuration with finetuning.")],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write; else stdout.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
+    overwrite: Overwrite = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 2 if a key could not be mapped.")] = False,
     as_json: AsJson = False,
 ) -> None:

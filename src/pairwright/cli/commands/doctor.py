@@ -1,16 +1,13 @@
 """`pairwright doctor [CONFIG]`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from pairwright.cli.arguments import AsJson
 from pairwright.cli.output import print_result, say
 from pairwright.cli.overrides import Overrides, parse_overrides
-
-if TYPE_CHECKING:
-    pass
 
 
 def doctor(

@@ -1,19 +1,21 @@
 """`pairwright evaluate BEFORE AFTER`: two models on the same tasks, and the gate."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pairwright.cli.arguments import AsJson, condition_of
+from pairwright.cli.arguments import AsJson, RunFolder, condition_of
+from pairwright.cli.commands.collect import say_failures
 from pairwright.cli.help_style import GroupWithCompare
 from pairwright.cli.key_options import set_flags, with_options
 from pairwright.cli.output import print_result, say
 from pairwright.cli.overrides import Limit, Overrides, parse_overrides
+from pairwright.cli.progress_view import CollectView
 from pairwright.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pairwright.evaluation import Comparison, Evaluation
+    from pairwright.evaluation import Evaluation
 
 
 app = typer.Typer(
@@ -72,17 +74,13 @@ def run(
         str, typer.Option(help="The old model: a folder, a GGUF file, URL#NAME, or a name at the endpoint.")
     ],
     after: Annotated[str, typer.Option(help="The new model.")],
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Folder of the run; by default runs/<name>.")
-    ] = None,
+    output: RunFolder = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted evaluation.")] = False,
     limit: Limit = None,
     override: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Let two models play the held-out tasks with the same seeds; exit code 2 if the gate stays closed."""
-    from pairwright.cli.commands.collect import say_failures
-    from pairwright.cli.progress_view import CollectView
     from pairwright.config import base_folder, load_config
 
     words = parse_overrides(override, limit, "evaluate.num_tasks")
@@ -133,7 +131,17 @@ def show_evaluation(evaluation: "Evaluation", output: Path | None, *, as_json: b
 
     path = None if output is None else write_evaluation(output, evaluation)
     columns = ("metric", "before", "after", "difference", "low", "high", "wins", "draws", "losses", "sign_test_p")
-    rows = [_row(comparison) for comparison in evaluation.comparisons]
+    rows = [
+        (
+            comparison.metric.name,
+            comparison.before.mean,
+            comparison.after.mean,
+            *(comparison.difference.mean, comparison.difference.low, comparison.difference.high),
+            *(comparison.wins, comparison.draws, comparison.losses),
+            comparison.sign_test,
+        )
+        for comparison in evaluation.comparisons
+    ]
     print_result(evaluation_json(evaluation), "evaluation", columns, rows, as_json=as_json)
     for comparison in evaluation.comparisons:
         for note in comparison.notes:
@@ -152,10 +160,3 @@ def show_evaluation(evaluation: "Evaluation", output: Path | None, *, as_json: b
     verdict = "" if evaluation.verdict is None else f"the gate opens: {evaluation.verdict.reason}."
     first = evaluation.comparisons[0]
     say(verdict + f" {first.num_tasks:,} tasks, {first.num_runs:,} runs compared.{place}")
-
-
-def _row(comparison: "Comparison") -> tuple[Any, ...]:
-    means = (comparison.before.mean, comparison.after.mean)
-    difference = (comparison.difference.mean, comparison.difference.low, comparison.difference.high)
-    counts = (comparison.wins, comparison.draws, comparison.losses)
-    return (comparison.metric.name, *means, *difference, *counts, comparison.sign_test)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from pairwright.cli.arguments import PLACE, AsJson, condition_of
-from pairwright.cli.output import flat_rows, print_json, print_json_line, print_result, say
+from pairwright.cli.output import flat_rows, print_json, print_result, say
 
 app = typer.Typer(help="Look at an experience table, filter it, add corrections.", no_args_is_help=True)
 
@@ -50,6 +50,7 @@ def head(
 ) -> None:
     """Show the first experiences: their conversation and reward, or whole as JSON lines."""
     from pairwright.records.grouping import conversation_of
+    from pairwright.records.json_text import encode
     from pairwright.sources.datasets.pairwright_rows import experience_to_json
     from pairwright.store.table import Table
 
@@ -57,7 +58,7 @@ def head(
     experiences = table.head(num, condition_of(where))
     for exp in experiences:
         if as_json:
-            print_json_line(experience_to_json(exp))
+            print(encode(experience_to_json(exp)).decode())
             continue
         print(f"{exp.eid.uid}  {exp.kind}  reward {exp.reward}")
         prompt, completion = conversation_of(exp)

@@ -1,12 +1,12 @@
 """`pairwright export TABLE --to FORMAT -o FILE`, and `push` and `pull` of tables to and from the Hub."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from msgspec import to_builtins
 
-from pairwright.cli.arguments import PLACE, AsJson, complete_target, complete_words, condition_of
+from pairwright.cli.arguments import PLACE, AsJson, Overwrite, complete_target, condition_of
 from pairwright.cli.output import print_json, print_result, say
 from pairwright.errors import ConfigError, PairwrightError
 
@@ -45,10 +45,7 @@ def export_table(
         ),
     ] = None,
     split: Annotated[
-        str,
-        typer.Option(
-            help="Pairs: train, validation or all.", autocompletion=complete_words("all", "train", "validation")
-        ),
+        Literal["all", "train", "validation"], typer.Option(help="Pairs: train, validation or all.")
     ] = "all",
     where: Annotated[
         str | None, typer.Option(help="Experiences: condition of the rows to write: 'reward > 0.5'.")
@@ -57,11 +54,8 @@ def export_table(
         bool, typer.Option("--history", help="customizer: write the full message history as prompt.")
     ] = False,
     arguments: Annotated[
-        str,
-        typer.Option(
-            help="Arguments of tool calls in chat messages: text (JSON text) or object.",
-            autocompletion=complete_words("text", "object"),
-        ),
+        Literal["text", "object"],
+        typer.Option(help="Arguments of tool calls in chat messages: text (JSON text) or object."),
     ] = "text",
     threshold: Annotated[
         float | None,
@@ -71,16 +65,14 @@ def export_table(
             show_default=False,
         ),
     ] = None,
-    kind: Annotated[
-        str, typer.Option(help="tokens: rows for dpo, sft or kto.", autocompletion=complete_words("dpo", "sft", "kto"))
-    ] = "dpo",
+    kind: Annotated[Literal["dpo", "sft", "kto"], typer.Option(help="tokens: rows for dpo, sft or kto.")] = "dpo",
     tokenizer: Annotated[
         Path | None, typer.Option(help="tokens: folder of the tokenizer that encoded them.", show_default=False)
     ] = None,
     reference: Annotated[
         Path | None, typer.Option(help="tokens: add this model's log-probabilities to the rows.", show_default=False)
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
+    overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
     """Write pairs for a trainer, or experiences as rows, and count what was written and refused."""
@@ -100,8 +92,16 @@ def export_table(
     if threshold is not None and not is_experience:
         raise ConfigError("--threshold: pairs have a better and a worse side; it is for experience tables")
     if is_experience and to in _BY_ENDING.values():
+        from pairwright.store.exporting import EXPORTERS
+        from pairwright.store.table import Table
+
         with claim_file(file, overwrite=overwrite, work="export"):
-            num_rows = _export_rows(source, file, to, where)
+            experiences, condition = Table(source, create=False), condition_of(where)
+            # checked first, so that no empty file is written
+            if not experiences.count(condition):
+                which = "" if where is None else f" for which {where!r} holds"
+                raise PairwrightError(f"{experiences.path}: no experience{which}; nothing was written")
+            num_rows = EXPORTERS[to](experiences, file, condition)
         if as_json:
             print_json({"target": to, "rows": num_rows, "output": str(file)})
         say(f"{num_rows:,} experiences written to {file} ({to})")
@@ -124,7 +124,7 @@ def export_table(
         say(f"{num_rows:,} rows for {kind} written to {output} (tokens); {sum(rows.refused.values()):,} items refused")
         return
     exporter = find_target(to)
-    options = ExportOptions(split=split, history=history, arguments=arguments, needs_rows=True)  # type: ignore[arg-type]
+    options = ExportOptions(split=split, history=history, arguments=arguments, needs_rows=True)
     try:
         with claim_file(file, overwrite=overwrite, work="export"):
             if is_experience:
@@ -138,18 +138,6 @@ def export_table(
     _report(summary, file, as_json=as_json)
     noun = "runs" if is_experience else "pairs"
     say(f"{summary.written:,} of {summary.pairs:,} {noun} written to {file} ({summary.target})")
-
-
-def _export_rows(source: "Place", file: "Place", to: str, where: str | None) -> int:
-    from pairwright.store.exporting import EXPORTERS
-    from pairwright.store.table import Table
-
-    experiences, condition = Table(source, create=False), condition_of(where)
-    # checked first, so that no empty file is written
-    if not experiences.count(condition):
-        which = "" if where is None else f" for which {where!r} holds"
-        raise PairwrightError(f"{experiences.path}: no experience{which}; nothing was written")
-    return EXPORTERS[to](experiences, file, condition)
 
 
 def push_table(

@@ -1,7 +1,7 @@
 """`pairwright import PATH... -o DIR`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,7 +14,6 @@ from pairwright.cli.progress_view import Progress
 from pairwright.errors import ConfigError, PairwrightError
 
 if TYPE_CHECKING:
-    from pairwright.paths import Place
     from pairwright.store.importing import ImportSummary
 
 _COLUMNS = (
@@ -102,21 +101,41 @@ def import_files(
     except KeyboardInterrupt as error:
         line = f"{describe_stop('import')}; {folder} has {table.count():,} experiences now"
         raise Interrupted(line) from error
-    _report(summary, folder, as_json=as_json)
+    _report(summary, as_json=as_json)
     # after the report, which explains why nothing was read
     refuse_empty(summary)
     if sources.compaction_prompt is not None and "codex" not in summary.formats:
         say("--compaction-prompt: no file is a Codex session, the only logs that it is for; summaries are context")
     if step_name is not None and "nat" not in summary.formats:
         say("--step-name: no file has NAT's intermediate steps, the only logs that it is for; it has no effect")
-    _say_added(summary, folder, is_scored=sources.reward is not None or scores is not None)
-    if strict and summary.total("quarantined"):
-        raise PairwrightError(f"strict: {summary.total('quarantined'):,} records were quarantined")
+    num_added = summary.total("experiences") - summary.total("already_there")
+    if summary.total("already_there") and (sources.reward is not None or scores is not None):
+        say("records that were there already keep the rewards they had; import into a new table to change them")
+    num_bad = summary.total("quarantined")
+    quarantine = f"; {num_bad:,} in {folder}/quarantine.jsonl" if num_bad else ""
+    say(f"{num_added:,} experiences added to {folder}{quarantine}. Next: pairwright experience stats {folder}")
+    if strict and num_bad:
+        raise PairwrightError(f"strict: {num_bad:,} records were quarantined")
 
 
-def _report(summary: "ImportSummary", output: "Place", *, as_json: bool) -> None:
+def _report(summary: "ImportSummary", *, as_json: bool) -> None:
+    value = {
+        # every count is present, zeros too
+        "formats": {name: dict.fromkeys(_COLUMNS, 0) | dict(counts) for name, counts in summary.formats.items()},
+        "reasons": summary.reasons,
+        "examples": summary.examples,
+        "secrets": summary.secrets,
+        "repairs": summary.repairs,
+        "scores_to_choose": summary.scores_to_choose,
+        "scores": {"rows": summary.num_scores, "used": summary.num_scores_used},
+        "replaced": summary.num_replaced,
+        "not_read": summary.not_read,
+        "maps": summary.maps,
+        "same_as": summary.same_as,
+        "added": summary.total("experiences") - summary.total("already_there"),
+    }
     rows = [(name, *(counts.get(column, 0) for column in _COLUMNS)) for name, counts in summary.formats.items()]
-    print_result(_as_json(summary), "imported", ("format", *_COLUMNS), rows, as_json=as_json, short=_HEADINGS)
+    print_result(value, "imported", ("format", *_COLUMNS), rows, as_json=as_json, short=_HEADINGS)
     # the most frequent reasons
     for reason, count in list(summary.reasons.items())[:10]:
         say(f"quarantined: {count:,} × {reason}; the first: {summary.examples[reason]}")
@@ -161,30 +180,3 @@ def _say_unscored(summary: "ImportSummary") -> None:
         say(f"{count}; the words of {field} have no known numbers: --map 'reward={field},scores={{{table}}}'")
     if not names and not words and summary.total("unscored") == summary.total("experiences"):
         say(f"{count}, and no field looks like a score: --scores FILE adds rewards by id")
-
-
-def _say_added(summary: "ImportSummary", output: "Place", *, is_scored: bool) -> None:
-    if is_scored and summary.total("already_there"):
-        say("records that were there already keep the rewards they had; import into a new table to change them")
-    num_added = summary.total("experiences") - summary.total("already_there")
-    num_bad = summary.total("quarantined")
-    quarantine = f"; {num_bad:,} in {output}/quarantine.jsonl" if num_bad else ""
-    say(f"{num_added:,} experiences added to {output}{quarantine}. Next: pairwright experience stats {output}")
-
-
-def _as_json(summary: "ImportSummary") -> dict[str, Any]:
-    return {
-        # every count is present, zeros too
-        "formats": {name: dict.fromkeys(_COLUMNS, 0) | dict(counts) for name, counts in summary.formats.items()},
-        "reasons": summary.reasons,
-        "examples": summary.examples,
-        "secrets": summary.secrets,
-        "repairs": summary.repairs,
-        "scores_to_choose": summary.scores_to_choose,
-        "scores": {"rows": summary.num_scores, "used": summary.num_scores_used},
-        "replaced": summary.num_replaced,
-        "not_read": summary.not_read,
-        "maps": summary.maps,
-        "same_as": summary.same_as,
-        "added": summary.total("experiences") - summary.total("already_there"),
-    }

@@ -1,12 +1,11 @@
 """`pairwright model fetch NAME -o DIR`, `model convert FILE.gguf -o DIR`, `model export RUN --to gguf:f16 -o FILE`."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from pairwright.cli.arguments import AsJson
+from pairwright.cli.arguments import AsJson, Overwrite
 from pairwright.cli.output import print_json, print_table, say
 from pairwright.cli.overrides import ConfigCommand, Overrides, load_settings
 from pairwright.cli.progress_view import Progress
@@ -16,13 +15,6 @@ app = typer.Typer(
     help="Models in and out: from the Hugging Face Hub, from and to GGUF files and other runtimes.",
     no_args_is_help=True,
 )
-
-
-class WeightType(StrEnum):
-    auto = "auto"
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
 
 
 _Output = Annotated[
@@ -58,8 +50,9 @@ def convert_model(
     file: Annotated[Path, typer.Argument(metavar="FILE.gguf", help="A GGUF file.", show_default=False)],
     output: _Output,
     dtype: Annotated[
-        WeightType, typer.Option(help="Type of the weights; auto: as in the file, bfloat16 if they are quantised.")
-    ] = WeightType.auto,
+        Literal["auto", "float32", "bfloat16", "float16"],
+        typer.Option(help="Type of the weights; auto: as in the file, bfloat16 if they are quantised."),
+    ] = "auto",
     tokenizer: Annotated[
         Path | None, typer.Option(help="Use the tokenizer of this folder instead of the one in the file.")
     ] = None,
@@ -69,7 +62,7 @@ def convert_model(
     from pairwright.models.convert_gguf import convert_gguf
 
     with Progress("converting", "tensors") as bar:
-        result = convert_gguf(file, output, dtype=dtype.value, tokenizer=tokenizer, progress=bar.show)
+        result = convert_gguf(file, output, dtype=dtype, tokenizer=tokenizer, progress=bar.show)
     if as_json:
         print_json(result)
     say(
@@ -100,7 +93,7 @@ def export_trained(
         Path | None, typer.Option(help="--prove: a configuration whose held-out tasks both models play.")
     ] = None,
     override: Overrides = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
+    overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a trained model for llama.cpp, Ollama, vLLM, or as a plain folder."""

@@ -2,7 +2,7 @@
 
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,16 +11,14 @@ from pairwright.cli.output import print_json, print_result, say
 from pairwright.cli.progress_view import Progress
 from pairwright.errors import ConfigError
 
-if TYPE_CHECKING:
-    from pairwright.view.answers import Answers
+
+Tokenizer = Annotated[Path | None, typer.Option(help="A model's folder, to colour tokens; by default the run's.")]
 
 
 def report(
     run: Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The page; by default RUN/report.html.")] = None,
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="A model's folder, to colour tokens; by default the run's.")
-    ] = None,
+    tokenizer: Tokenizer = None,
     title: Annotated[str | None, typer.Option(help="Heading; by default the folder's name.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -45,9 +43,7 @@ def view(
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8010,
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="A model's folder, to colour tokens; by default the run's.")
-    ] = None,
+    tokenizer: Tokenizer = None,
     export: Annotated[
         Path | None, typer.Option("--export", help="Write a page that opens without a server into this folder.")
     ] = None,
@@ -63,7 +59,17 @@ def view(
 
     library = Library(folders or [Path("runs")], tokenizer=tokenizer)
     if export is not None:
-        _export(Answers(library), export, where, search, limit, as_json)
+        from pairwright.view.static_copy import export_view
+
+        with Progress("exporting", "tables") as progress:
+            exported = export_view(Answers(library), export, where=where, text=search, limit=limit, show=progress.show)
+        rows = {key: {"exported": count, "matches": matches} for key, (count, matches) in exported.rows.items()}
+        value = {"page": str(exported.page), "bytes": exported.num_bytes, "rows": rows, "whole": exported.whole}
+        cells = [(key, count, matches) for key, (count, matches) in exported.rows.items()]
+        print_result(value, "exported", ("table", "exported", "matches"), cells, as_json=as_json)
+        for key in exported.whole:
+            say(f"note: {key} does not have the columns of --where: its first rows are in the copy")
+        say(f"{exported.page} ({exported.num_bytes / 1e6:,.1f} MB). Open it in a browser; it needs no server.")
         return
     if where is not None or search or as_json:
         raise ConfigError("--where, --search and --json belong to --export; on the page they are above the list")
@@ -79,17 +85,3 @@ def view(
             webbrowser.open(link)
 
     serve_view(Answers(library), host=host, port=port, token=secrets.token_urlsafe(24), announce=announce)
-
-
-def _export(answers: "Answers", output: Path, where: str | None, search: str, limit: int, as_json: bool) -> None:
-    from pairwright.view.static_copy import Selection, export_view
-
-    with Progress("exporting", "tables") as progress:
-        exported = export_view(answers, output, Selection(where, search, limit), show=progress.show)
-    rows = {key: {"exported": count, "matches": matches} for key, (count, matches) in exported.rows.items()}
-    value = {"page": str(exported.page), "bytes": exported.num_bytes, "rows": rows, "whole": exported.whole}
-    cells = [(key, count, matches) for key, (count, matches) in exported.rows.items()]
-    print_result(value, "exported", ("table", "exported", "matches"), cells, as_json=as_json)
-    for key in exported.whole:
-        say(f"note: {key} does not have the columns of --where: its first rows are in the copy")
-    say(f"{exported.page} ({exported.num_bytes / 1e6:,.1f} MB). Open it in a browser; it needs no server.")

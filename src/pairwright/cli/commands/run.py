@@ -1,24 +1,21 @@
 """`pairwright run CONFIG.yaml`: the whole flow; `pairwright demo`: the same on an embedded example."""
 
 from contextlib import ExitStack
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from pairwright.cli.arguments import AsJson
+from pairwright.cli.arguments import AsJson, RunFolder
 from pairwright.cli.output import flat_rows, print_result, say, say_in_colour
 from pairwright.cli.overrides import Overrides, parse_overrides
-from pairwright.cli.progress_view import duration
+from pairwright.cli.progress_view import CollectView, Progress, TrainingView, duration
 
 
 def run_flow(
     config: Annotated[Path, typer.Argument(help="A configuration.", show_default=False)],
     override: Overrides = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Folder of the run; by default runs/<name>.")
-    ] = None,
+    output: RunFolder = None,
     limit: Annotated[
         int | None,
         typer.Option(
@@ -49,7 +46,16 @@ def run_flow(
     if resume and not (folder / "manifest.json").exists():
         raise ConfigError(f"--resume: {folder} has no run to continue with")
     if dry_run:
-        _show_plan(Flow(settings, folder, base=base), as_json=as_json)
+        from pairwright.flow.dry_run import plan_rows
+
+        flow = Flow(settings, folder, base=base)
+        plan = flow.plan()
+        rows = plan_rows(flow, plan)
+        columns = ("stage", "state", "expected")
+        print_result([dict(zip(columns, row, strict=True)) for row in rows], "plan", columns, rows, as_json=as_json)
+        say(f"{len(rows)} stages in {flow.folder}; nothing was done")
+        if plan.refusal is not None:  # the run would end with it, so the dry run does
+            raise plan.refusal
         return
     # references to the environment stay references in the file
     resolved = printable_config(config, overrides=overrides)
@@ -93,9 +99,9 @@ class LiveView:
         self._kind = self._stage = self._place = ""
         return View(
             say=self._say,
-            collecting=self._collecting,
-            training=self._training,
-            counting=self._counting,
+            collecting=lambda status: self._switch_to("collect", self._view_of_collection).show(status),
+            training=lambda event: self._switch_to("train", TrainingView).show(event),
+            counting=lambda done, total: self._switch_to("count", self._view_of_items).show(done, total),
             begin=self._begin,
         )
 
@@ -107,28 +113,21 @@ class LiveView:
         self._stack.close()
         self._kind = ""
         if line.startswith(f"{self._stage}: ") and self._place:
-            say_stage(self._place, line)
+            # in columns: the number of the stage, its name and what it does
+            name, _, rest = line.partition(": ")
+            is_over = rest.startswith(("done", "unchanged"))
+            say_in_colour(f"{self._place}  {name:<17} {rest}", "green" if is_over else "cyan")
         else:
             say_in_colour(line, "yellow" if line.startswith("warning") else "")
 
     def _begin(self, name: str, number: int, total: int) -> None:
         self._stage, self._place = name, f"stage {number:>{len(str(total))}} of {total}"
 
-    def _counting(self, done: int, total: int) -> None:
-        from pairwright.cli.progress_view import Progress
+    def _view_of_items(self) -> Progress:
+        return Progress(self._stage or "preparing", "items")
 
-        self._switch_to("count", lambda: Progress(self._stage or "preparing", "items")).show(done, total)
-
-    def _collecting(self, status: Any) -> None:
-        from pairwright.cli.progress_view import CollectView
-
-        verb = "examining" if self._stage.endswith("/evaluate") else "collecting"
-        self._switch_to("collect", lambda: CollectView(verb)).show(status)
-
-    def _training(self, event: dict[str, Any]) -> None:
-        from pairwright.cli.progress_view import TrainingView
-
-        self._switch_to("train", TrainingView).show(event)
+    def _view_of_collection(self) -> CollectView:
+        return CollectView("examining" if self._stage.endswith("/evaluate") else "collecting")
 
     def _switch_to(self, kind: str, make: Any) -> Any:
         if self._kind != kind:
@@ -137,37 +136,11 @@ class LiveView:
         return self._open
 
 
-def say_stage(place: str, line: str) -> None:
-    """A line of a stage: its number, its name and what it does, in columns."""
-    name, _, rest = line.partition(": ")
-    is_over = rest.startswith(("done", "unchanged"))
-    say_in_colour(f"{place}  {name:<17} {rest}", "green" if is_over else "cyan")
-
-
-def _show_plan(flow: Any, *, as_json: bool) -> None:
-    from pairwright.flow.dry_run import plan_rows
-
-    plan = flow.plan()
-    rows = plan_rows(flow, plan)
-    columns = ("stage", "state", "expected")
-    print_result([dict(zip(columns, row, strict=True)) for row in rows], "plan", columns, rows, as_json=as_json)
-    say(f"{len(rows)} stages in {flow.folder}; nothing was done")
-    if plan.refusal is not None:  # the run would end with it, so the dry run does
-        raise plan.refusal
-
-
-class DemoName(StrEnum):
-    """The names of flow/example.py; repeated here so that help does not load it."""
-
-    TIC_TAC_TOE = "tic-tac-toe"
-    TOOLS = "tools"
-
-
 def run_demo(
     name: Annotated[
-        DemoName,
+        Literal["tic-tac-toe", "tools"],  # of flow/example.py, repeated so that help does not load it
         typer.Argument(help="tic-tac-toe: up to 7 CPU minutes; tools: SmolLM2-135M learns exact tool calls, up to 15."),
-    ] = DemoName.TIC_TAC_TOE,
+    ] = "tic-tac-toe",
     override: Overrides = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder of the run; by default runs/<example>.")
@@ -180,7 +153,7 @@ def run_demo(
     from pairwright.errors import ConfigError
     from pairwright.flow.example import EXAMPLES, run_example
 
-    example = EXAMPLES[name.value]
+    example = EXAMPLES[name]
     folder = output or Path("runs") / example.folder
     if resume and not folder.exists():
         raise ConfigError(f"--resume: {folder} has no demo to continue with")

@@ -79,7 +79,12 @@ def score_runs(
                     )
                 )
     if batch_out is not None and summaries[0].written:
-        _report_batch(summaries[0], batch_out, as_json=as_json)
+        if as_json:
+            print_json([_figures(summaries[0])])
+        say(
+            f"{summaries[0].written:,} requests in {batch_out}; nothing was sent. Send it as a batch, then: "
+            f"pairwright score {summaries[0].table} --with ... --batch-in RESULTS"
+        )
         return
     _report(summaries, as_json=as_json)
 
@@ -128,15 +133,6 @@ def _calibrate(tables: list[str], name: str, source: str, threshold: float | Non
         )
 
 
-def _report_batch(summary: "ScoreSummary", path: Path, *, as_json: bool) -> None:
-    if as_json:
-        print_json([_figures(summary)])
-    say(
-        f"{summary.written:,} requests in {path}; nothing was sent. Send it as a batch, then: pairwright score "
-        f"{summary.table} --with ... --batch-in RESULTS"
-    )
-
-
 def _report(summaries: "list[ScoreSummary]", *, as_json: bool) -> None:
     figures = [_figures(summary) for summary in summaries]
     columns = ("table", "scorer", "runs", "scored", "kept", "unscored", "failed", "mean", "requests", "cost")
@@ -155,7 +151,11 @@ def _report(summaries: "list[ScoreSummary]", *, as_json: bool) -> None:
     empty = [summary for summary in summaries if not summary.scored and not summary.kept]
     if empty:
         names = ", ".join(f"{summary.scorer} in {summary.table}" for summary in empty)
-        raise PairwrightError(f"no run was scored by {names}: {_why(empty[0])}")
+        first, num_failed = empty[0], empty[0].failures.total()
+        reason = f"it does not apply to any of {first.runs:,} runs" if first.runs else "the table is empty"
+        raise PairwrightError(
+            f"no run was scored by {names}: {f'all {num_failed:,} tries failed' if num_failed else reason}"
+        )
     first = summaries[0]
     say(
         f"{sum(summary.scored for summary in summaries):,} scores added. "
@@ -163,27 +163,5 @@ def _report(summaries: "list[ScoreSummary]", *, as_json: bool) -> None:
     )
 
 
-def _why(summary: "ScoreSummary") -> str:
-    if summary.failures:
-        return f"all {summary.failures.total():,} tries failed"
-    return f"it does not apply to any of {summary.runs:,} runs" if summary.runs else "the table is empty"
-
-
 def _figures(summary: "ScoreSummary") -> dict[str, Any]:
-    return {
-        "table": summary.table,
-        "scorer": summary.scorer,
-        "runs": summary.runs,
-        "scored": summary.scored,
-        "kept": summary.kept,
-        "unscored": summary.unscored,
-        "failed": summary.failures.total(),
-        "mean": summary.means.get("score"),
-        "cost": summary.cost,
-        "requests": summary.requests,
-        "invalid": summary.invalid,
-        "cut": summary.cut,
-        "written": summary.written,
-        "means": summary.means,
-        "failures": dict(summary.failures),
-    }
+    return {**vars(summary), "failed": summary.failures.total(), "mean": summary.means.get("score")}

@@ -3,9 +3,8 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -165,16 +164,6 @@ def _database(data: Path, database: str | None, *, way_out: str = "") -> "Iterat
         rows.close()
 
 
-class ServeEngine(StrEnum):
-    builtin = "builtin"
-    vllm = "vllm"
-
-
-class ToolTags(StrEnum):
-    off = "off"
-    hermes = "hermes"
-
-
 def serve_model(
     context: typer.Context,
     checkpoint: Annotated[
@@ -184,8 +173,8 @@ def serve_model(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8001,
     name: Annotated[list[str] | None, typer.Option(help="Name that clients ask for; repeat for more.")] = None,
     engine: Annotated[
-        ServeEngine, typer.Option(help="Our own engine, or vLLM if it is installed.")
-    ] = ServeEngine.builtin,
+        Literal["builtin", "vllm"], typer.Option(help="Our own engine, or vLLM if it is installed.")
+    ] = "builtin",
     vllm: Annotated[str | None, typer.Option(help="vLLM's program, if it is not on PATH.")] = None,
     api_key_env: Annotated[
         str | None, typer.Option(help="Environment variable with the token that clients must send.")
@@ -197,8 +186,9 @@ def serve_model(
     ] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; by default the idle cores.")] = None,
     tools_as_text: Annotated[
-        ToolTags, typer.Option(help="For a chat template without a tool role: write tools, calls and results as text.")
-    ] = ToolTags.off,
+        Literal["off", "hermes"],
+        typer.Option(help="For a chat template without a tool role: write tools, calls and results as text."),
+    ] = "off",
 ) -> None:
     """Serve a model behind OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models, /health.
 
@@ -207,11 +197,14 @@ def serve_model(
     from pairwright.paths import find_model
     from pairwright.serve.model_server import check_address, run_vllm, serve_folder, vllm_command
 
-    token = _token(api_key_env)
+    token = None if api_key_env is None else os.environ.get(api_key_env, "")
+    # it is sent in an HTTP header
+    if token is not None and (not token or not token.isascii() or not token.isprintable() or " " in token):
+        raise ConfigError(f"--api-key-env {api_key_env}: expected a token in that variable: printable, without spaces")
     # without a token only this machine may connect
     check_address(host, token)
-    if engine is ServeEngine.vllm:
-        if tools_as_text is not ToolTags.off:
+    if engine == "vllm":
+        if tools_as_text != "off":
             raise ConfigError("--tools-as-text: vLLM renders chats itself: only the built-in engine can")
         command = vllm_command(checkpoint, host=host, port=port, names=name or [], command=vllm, more=context.args)
         say(f"handing over to {' '.join(command)}")
@@ -228,19 +221,9 @@ def serve_model(
         device=device,
         dtype=dtype,
         threads=threads,
-        tools_as_text=tools_as_text.value,
+        tools_as_text=tools_as_text,
         say=say,
     )
-
-
-def _token(variable: str | None) -> str | None:
-    if variable is None:
-        return None
-    token = os.environ.get(variable, "")
-    # it is sent in an HTTP header
-    if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise ConfigError(f"--api-key-env {variable}: expected a token in that variable: printable, without spaces")
-    return token
 
 
 app = typer.Typer(help="Serve fine-tuning jobs, or a model.", no_args_is_help=True)

@@ -67,22 +67,22 @@ def ask_teachers(
             raise ConfigError(f"--teacher {text}: there is a teacher {name!r} already: give each its own name")
         teachers[name] = policy
     states = read_states(Table(place(experience), create=False))
+
+    def watch(name: str) -> Any:
+        say(f"{name}: asked at {len(states.decisions):,} states of {states.num_decisions:,} decisions")
+        return view.show
+
     with CollectView() as view:
         collections = teach(
             states,
             teachers,
             output=output,
             seed=settings.seed,
-            watch=lambda name: _watch(name, states, view),
+            watch=watch,
             max_concurrency=settings.teach.max_concurrency,
             base=None if config is None else base_folder(settings, config),
         )
     _report(states, collections, experience, as_json=as_json)
-
-
-def _watch(name: str, states: "States", view: CollectView) -> Any:
-    say(f"{name}: asked at {len(states.decisions):,} states of {states.num_decisions:,} decisions")
-    return view.show
 
 
 def parse_teacher(text: str, options: dict[str, Any]) -> tuple[str, "PolicyConfig"]:
@@ -101,7 +101,17 @@ def parse_teacher(text: str, options: dict[str, Any]) -> tuple[str, "PolicyConfi
 
 
 def _report(states: "States", collections: "dict[str, Collected]", student: str, *, as_json: bool) -> None:
-    figures = {name: _figures(collection) for name, collection in collections.items()}
+    figures = {
+        name: {
+            "answers": collection.status.num_candidates,
+            "done_before": collection.status.num_before,
+            "failed": collection.status.num_failed,
+            "tokens": collection.status.num_tokens,
+            "seconds": round(collection.seconds, 3),
+            "without_token_ids": dict(collection.status.without_ids),
+        }
+        for name, collection in collections.items()
+    }
     head = {
         "experiences": states.num_experiences,
         "decisions": states.num_decisions,
@@ -128,15 +138,3 @@ def _report(states: "States", collections: "dict[str, Collected]", student: str,
         f"{'; the same command asks again' if num_failed else ''}. "
         f"Next: pairwright pairs {student} --strategy teachers {tables} -o PAIRS"
     )
-
-
-def _figures(collection: "Collected") -> dict[str, Any]:
-    status = collection.status
-    return {
-        "answers": status.num_candidates,
-        "done_before": status.num_before,
-        "failed": status.num_failed,
-        "tokens": status.num_tokens,
-        "seconds": round(collection.seconds, 3),
-        "without_token_ids": dict(status.without_ids),
-    }

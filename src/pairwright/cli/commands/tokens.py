@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -182,7 +182,7 @@ def audit(
         ),
     ],
     tokenizer: TokenizerDir,
-    trainer: Annotated[str, typer.Option(help="Trainer whose preparation to run: trl.")] = "trl",
+    trainer: Annotated[Literal["trl"], typer.Option(help="Trainer whose preparation to run: trl.")] = "trl",
     max_length: Annotated[
         int | None, typer.Option(min=0, help="The trainer's max_length; 0 for none [default: the trainer's own].")
     ] = None,
@@ -200,8 +200,6 @@ def audit(
     from pairwright.tokens.tokenizer import ChatTokenizer
     from pairwright.trl.mask_audit import audit_file
 
-    if trainer != "trl":
-        raise ConfigError(f"--trainer: got {trainer!r}, expected trl")
     arguments = {} if max_length is None else {"max_length": max_length or None}
     if assistant_only_loss:
         arguments["assistant_only_loss"] = True

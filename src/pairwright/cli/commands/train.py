@@ -109,10 +109,11 @@ def _list_unused(settings: Any, names: dict[str, str | None], *, has_pairs: bool
         "experience": weights.grpo or weights.kto or weights.sdpo or trains_runs_by_sft,
         "validation": trains_runs_by_sft,
     }
-    lines = [
-        f"--{name} has no effect: no channel reads it" for name, used in is_read.items() if names[name] and not used
+    return [
+        f"--{name} has no effect: no channel reads it; see train.channels"
+        for name, used in is_read.items()
+        if names[name] and not used
     ]
-    return [f"{line}; see train.channels" for line in lines]
 
 
 def _fetch(text: str | None, output: Path, config: Any, stack: ExitStack) -> Path | None:

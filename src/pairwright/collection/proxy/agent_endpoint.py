@@ -19,7 +19,7 @@ import msgspec
 from pairwright.collection.agent_calls import AgentCalls, BadRequest
 from pairwright.collection.proxy.openai_replies import chat_events, chat_reply, response_events, response_reply
 from pairwright.collection.run_failures import PolicyError
-from pairwright.engines.listening import bounded_server, listen, url_of
+from pairwright.engines.listening import bounded_server, listen, read_body, url_of
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.records.messages import Json
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+_MAX_REQUEST_BYTES = 64 * 2**20
 _BUSY_SECONDS = 30.0  # maximum wait for the collection's event loop
 _BLOCKED = (
     "the workflow blocks the event loop that has to answer it: make it a plain `def` function, which gets a thread of "
@@ -100,12 +101,10 @@ class AgentEndpoint:
     async def _answer(self, request: "Request", kind: str) -> "Response":
         from starlette.responses import JSONResponse, StreamingResponse
 
-        from pairwright.collection.proxy.proxy import read_body
-
         calls = self._runs.get(request.path_params["key"])
         if calls is None:
             return _refuse(404, "no such run: it has ended, or never existed")
-        body = await read_body(request)
+        body = await read_body(request, _MAX_REQUEST_BYTES)
         if body is None:
             return _refuse(413, "the request is too large")
         try:

@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 import zstandard
 
-from pairwright.collection.candidate_records import facts_of
-from pairwright.collection.chat_completions import completions_of_chat
+from pairwright.collection.chat_completions import completions_of_chat, token_logprobs
 from pairwright.collection.policies import Completion
 from pairwright.collection.proxy.event_streams import chat_response, final_response
 from pairwright.collection.sampled_tokens import arrays_of
@@ -70,16 +69,12 @@ class Exchanges:
         request_json = _object(request, "request")
         data = decompress(response, headers.get("content-encoding", ""))
         is_stream = headers.get("content-type", "").startswith("text/event-stream")
+        read_stream, convert = (chat_response, self._chat) if kind == "chat" else (final_response, self._responses)
         try:
-            if kind == "chat":
-                answer = chat_response(data) if is_stream else _object(data, "response")
-                if answer is None:
-                    raise NotRecorded("the stream broke off")
-                return self._chat(place, request_json, answer)
-            answer = final_response(data) if is_stream else _object(data, "response")
+            answer = read_stream(data) if is_stream else _object(data, "response")
             if answer is None:
                 raise NotRecorded("the stream broke off")
-            return self._responses(place, request_json, answer)
+            return convert(place, request_json, answer)
         except NotRecorded:
             raise
         except PairwrightError as error:
@@ -154,11 +149,13 @@ class Exchanges:
         place: Place,
         more: Json | None = None,
     ) -> Experience:
-        info: Json = {"candidate": number, **facts_of(completion), **(more or {})}
+        response_id = completion.response_id
+        info: Json = {"candidate": number, **completion.facts(), **(more or {})}
         if place.session is not None:
             info["session"] = place.session
         return Experience(
-            eid=EID(self._batch, *where, suffix_of(completion.response_id, number)),
+            # feedback refers to the suffix
+            eid=EID(self._batch, *where, EID().suffix if response_id is None else f"{response_id}#{number}"),
             kind=Kind.SINGLE_TURN if len(messages) == 1 else Kind.MULTI_TURN,
             prompt=prompt,
             tools=tools,
@@ -169,13 +166,6 @@ class Exchanges:
             # one sequence of ids cannot be assigned to several messages
             **(arrays_of(completion) if len(messages) == 1 else {}),
         )
-
-
-def suffix_of(response_id: str | None, choice: int) -> str:
-    """Return the last part of an experience's id, which feedback refers to."""
-    if response_id is None:
-        return EID().suffix
-    return f"{response_id}#{choice}"
 
 
 def decompress(data: bytes, encoding: str) -> bytes:
@@ -214,8 +204,6 @@ def _text_logprobs(answer: Json) -> tuple[list[str] | None, list[float] | None]:
     ]
     if len(parts) != 1:
         return None, None
-    from pairwright.collection.chat_completions import token_logprobs
-
     return token_logprobs({"content": parts[0].get("logprobs")})
 
 

@@ -39,7 +39,7 @@ class Feedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
             raise ValueError("choice needs a response_id")
 
     def covers(self, experience: Experience) -> bool:
-        response_id, _, choice = experience.eid.suffix.rpartition("#")  # "<response id>#<choice>": see suffix_of
+        response_id, _, choice = experience.eid.suffix.rpartition("#")  # "<response id>#<choice>": see Exchanges
         if self.response_id is not None:
             return response_id == self.response_id and (self.choice is None or choice == str(self.choice))
         return experience.info.get("session") == self.session and experience.reward is None
@@ -53,8 +53,7 @@ class FeedbackLog:
         self._lock = threading.Lock()
         self._lines = [msgspec.json.decode(line, type=Feedback) for line in whole_lines(self._path)]
         self._by_response: dict[str, list[Feedback]] = {}
-        for item in self._lines:
-            self._index(item)
+        self._index(self._lines)
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -65,8 +64,7 @@ class FeedbackLog:
         with self._lock:
             append_synced(self._path, b"".join(msgspec.json.encode(item) + b"\n" for item in listed))
             self._lines += listed
-            for item in listed:
-                self._index(item)
+            self._index(listed)
 
     def add_reward(self, experience: Experience) -> Experience:
         """Return the experience with the reward of earlier feedback, if there is any."""
@@ -94,8 +92,7 @@ class FeedbackLog:
             self._lines = unknown + self._lines[len(lines) :]
             write_bytes(self._path, b"".join(msgspec.json.encode(item) + b"\n" for item in self._lines))
             self._by_response = {}
-            for item in self._lines:
-                self._index(item)
+            self._index(self._lines)
         return changed
 
     def _match_rows(self, lines: list[Feedback]) -> tuple[dict[str, Feedback], list[Feedback]]:
@@ -152,9 +149,10 @@ class FeedbackLog:
             self._table.delete(is_selected & (pl.col("reward").is_null() | (pl.col("reward") != new_reward)))
         return len(missing)
 
-    def _index(self, item: Feedback) -> None:
-        if item.response_id is not None:
-            self._by_response.setdefault(item.response_id, []).append(item)
+    def _index(self, items: list[Feedback]) -> None:
+        for item in items:
+            if item.response_id is not None:
+                self._by_response.setdefault(item.response_id, []).append(item)
 
 
 def parse_feedback(data: bytes) -> list[Feedback]:

@@ -6,20 +6,25 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from pairwright.collection.policies import Completion
-from pairwright.records.messages import Json, Message, to_chat_message
+from pairwright.records.messages import Json, to_chat_message
 
 
 def chat_reply(completions: Sequence[Completion], *, name: str, response_id: str, logprobs: bool) -> Json:
     """Return the body of a chat completion with one choice per completion."""
-    choices = [
-        {
-            "index": number,
-            "message": _chat_message(completion.message),
-            "finish_reason": _finish_reason(completion),
-            "logprobs": _logprobs(completion) if logprobs else None,
-        }
-        for number, completion in enumerate(completions)
-    ]
+    choices = []
+    for number, completion in enumerate(completions):
+        message = completion.message
+        content = message.text if message.text or not message.tool_calls else None
+        reason = completion.finish_reason or "stop"
+        choices.append(
+            {
+                "index": number,
+                "message": {**to_chat_message(message, missing_id=""), "content": content},
+                # clients expect "tool_calls" if there are any, unless the answer is truncated
+                "finish_reason": "tool_calls" if message.tool_calls and reason != "length" else reason,
+                "logprobs": _logprobs(completion) if logprobs else None,
+            }
+        )
     return {
         "id": response_id,
         "object": "chat.completion",
@@ -94,18 +99,6 @@ def response_events(reply: Json) -> Iterator[bytes]:
     for number, event in enumerate(events):
         name = event["type"].encode()
         yield b"event: " + name + b"\n" + _data({**event, "sequence_number": number})
-
-
-def _chat_message(message: Message) -> Json:
-    chat = to_chat_message(message, missing_id="")
-    return {**chat, "content": message.text if message.text or not message.tool_calls else None}
-
-
-def _finish_reason(completion: Completion) -> str:
-    """Return "tool_calls" if there are any, as clients expect, unless the answer is truncated."""
-    if completion.message.tool_calls and completion.finish_reason != "length":
-        return "tool_calls"
-    return completion.finish_reason or "stop"
 
 
 def _logprobs(completion: Completion) -> Json | None:

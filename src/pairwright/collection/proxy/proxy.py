@@ -14,7 +14,7 @@ import contextlib
 import logging
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,9 +31,8 @@ from pairwright.collection.proxy.event_streams import final_response
 from pairwright.collection.proxy.exchange import ENCODINGS, Exchanges, NotRecorded, Place
 from pairwright.collection.proxy.feedback import FeedbackLog, parse_feedback
 from pairwright.collection.run_failures import one_line
-from pairwright.engines.listening import is_foreign
+from pairwright.engines.listening import is_foreign, read_body
 from pairwright.errors import ConfigError
-from pairwright.records.experience import Experience
 from pairwright.store.table import Table
 
 _log = logging.getLogger(__name__)
@@ -123,7 +122,7 @@ class Proxy:
         self.counts.requests += 1
         session, path = split_path(request.url.path)
         try:
-            body = await read_body(request)
+            body = await read_body(request, MAX_REQUEST_BYTES)
         except ClientDisconnect:
             # 499: the conventional status for a closed request; no client receives it
             return Response(status_code=499)
@@ -192,7 +191,7 @@ class Proxy:
             experiences = self._exchanges.experiences(
                 exchange.kind, exchange.place, exchange.request, response, exchange.headers
             )
-            await self._in_thread(self._write, experiences)
+            await self._in_thread(lambda: self.table.append([self._feedback.add_reward(item) for item in experiences]))
         except NotRecorded as error:
             self._not_recorded(str(error))
         except Exception as error:  # a full disk, or a bug: the client gets its answer anyway
@@ -200,9 +199,6 @@ class Proxy:
             _log.error("an exchange was not recorded: %s", one_line(error))
         else:
             self.counts.experiences += len(experiences)
-
-    def _write(self, experiences: list[Experience]) -> None:
-        self.table.append([self._feedback.add_reward(item) for item in experiences])
 
     def _not_recorded(self, reason: str) -> None:
         """Count a reason; after 100 distinct ones, new reasons count as "other" to bound memory."""
@@ -217,7 +213,7 @@ class Proxy:
         host = request.headers.get("host", "") if self._is_local else "localhost"
         if is_foreign(host, request.headers.get("origin")):
             return _error(403, "feedback: it comes from a web page of another host, or under another host name")
-        body = await read_body(request)
+        body = await read_body(request, MAX_REQUEST_BYTES)
         if body is None:
             return _error(413, f"the request has more than {MAX_REQUEST_BYTES:,} bytes")
         try:
@@ -236,8 +232,8 @@ class Proxy:
             await asyncio.sleep(_APPLY_SECONDS)
             await self._in_thread(self._feedback.apply)
 
-    async def _in_thread(self, function: Any, *arguments: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+    async def _in_thread(self, function: Callable[[], object]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
 
 @dataclass(frozen=True)
@@ -296,16 +292,6 @@ def _filter_headers(headers: Any) -> list[tuple[bytes, bytes]]:
     if not any(name.lower() == b"accept-encoding" for name, _ in filtered):
         filtered.append((b"accept-encoding", b"identity"))
     return filtered
-
-
-async def read_body(request: Request) -> bytes | None:
-    """Return the body, or None if it is too large."""
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_REQUEST_BYTES:
-            return None
-    return bytes(body)
 
 
 def _error(status: int, message: str) -> JSONResponse:
