@@ -65,7 +65,8 @@ def test_a_changed_scorer_scores_everything_again_and_old_scores_no_longer_count
     file = tmp_path / "mine.py"
     file.write_text("def rate(run):\n    return 1.0\n")
     table.score(f"{file}:rate")
-    sys.modules.pop(next(name for name in sys.modules if name.startswith("pairwright_user_mine")))
+    for name in [name for name in sys.modules if name.startswith("pairwright_user_mine")]:
+        sys.modules.pop(name)
     file.write_text("def rate(run):\n    return None if run.eid.run else 2.0\n")
     summary = table.score(f"{file}:rate")
     assert (summary.scored, summary.kept, summary.unscored) == (3, 0, 9)

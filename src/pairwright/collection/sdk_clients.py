@@ -7,7 +7,6 @@ import os
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pairwright.config import PolicyConfig
@@ -19,12 +18,6 @@ if TYPE_CHECKING:
 
 _NO_KEY = "none"  # the SDK requires a key; local servers ignore it
 _REQUESTS_PER_CLIENT = 32
-
-
-@dataclass
-class _Slot:
-    client: "AsyncOpenAI"
-    in_flight: int = 0
 
 
 class ClientPool:
@@ -45,23 +38,22 @@ class ClientPool:
                 raise ConfigError(f"policy.api_key_env: the environment has no {config.api_key_env}")
         raise_file_limit(65_536)  # each connection needs a file, and the usual soft limit is 1,024
         self._tls = ssl.create_default_context()  # shared: loading the CA certificates takes milliseconds
-        self._slots: list[_Slot] = []
+        self._in_flight: dict[AsyncOpenAI, int] = {}  # requests of each client
 
     @asynccontextmanager
     async def acquire(self) -> AsyncIterator["AsyncOpenAI"]:
-        slot = next((slot for slot in self._slots if slot.in_flight < _REQUESTS_PER_CLIENT), None)
-        if slot is None:
-            slot = _Slot(self._client())
-            self._slots.append(slot)
-        slot.in_flight += 1
+        client = next((client for client, num in self._in_flight.items() if num < _REQUESTS_PER_CLIENT), None)
+        if client is None:
+            client = self._client()
+        self._in_flight[client] = self._in_flight.get(client, 0) + 1
         try:
-            yield slot.client
+            yield client
         finally:
-            slot.in_flight -= 1
+            self._in_flight[client] -= 1
 
     async def close(self) -> None:
-        for slot in self._slots:
-            await slot.client.close()
+        for client in self._in_flight:
+            await client.close()
 
     def _client(self) -> "AsyncOpenAI":
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient

@@ -38,77 +38,72 @@ class Question:
 
 def grade_question(terms: JudgeTerms, run: Experience, vote: int = 0) -> Question:
     """Ask for a number for each criterion; the verdict is a dict of scores from 0 to 1, and a reason."""
-    names = list(terms.criteria) or [OVERALL]
-    quotes = _Quotes(terms)
-    material = quotes.quote(conversation=run.prompt, response=_answer(run))
-    wanted = "\n".join(f"- {name}: {question}" for name, question in terms.criteria.items())
-    criteria = f"Criteria:\n{wanted}" if terms.criteria else f"Criterion: {terms.rubric}"
+    material, num_cut = _quote(terms, conversation=run.prompt, response=_answer(run))
     if terms.answers:
         words = ", ".join(terms.answers[:-1]) + f" or {terms.answers[-1]}"
         text = f"{_TASK}\n\n{material}\n\n{terms.rubric}\nAnswer with one word: {words}."
-        return Question(text, lambda answer: _read_word(answer, terms.answers), _seed(text, vote), quotes.num_cut)
+        return Question(text, lambda answer: _read_word(answer, terms.answers), _seed(text, vote), num_cut)
+    names = list(terms.criteria) or [OVERALL]
+    wanted = "\n".join(f"- {name}: {question}" for name, question in terms.criteria.items())
+    criteria = f"Criteria:\n{wanted}" if terms.criteria else f"Criterion: {terms.rubric}"
     form = ", ".join(f'"{name}": <number>' for name in names)
     text = (
         f"{_TASK}\n\n{criteria}\n\n{material}\n\n"
         f"Grade the response from {terms.lowest:g} (worst) to {terms.highest:g} (best). "
         f'End with a JSON object: {{"reason": "<one sentence>", {form}}}'
     )
-    return Question(text, lambda answer: _read_grades(answer, names, terms), _seed(text, vote), quotes.num_cut)
+    return Question(text, lambda answer: _read_grades(answer, names, terms), _seed(text, vote), num_cut)
 
 
 def rank_question(terms: JudgeTerms, runs: Sequence[Experience], vote: int = 0) -> Question:
     """Ask for a ranking of runs in random order; the verdict has the score of each run, best 1, worst 0."""
     order = list(range(len(runs)))
     random.Random(_seed(content_hash([run.eid.uid for run in runs]), vote)).shuffle(order)
-    quotes = _Quotes(terms)
     shown = {f"response_{place}": _answer(runs[number]) for place, number in enumerate(order, start=1)}
+    material, num_cut = _quote(terms, conversation=runs[0].prompt, **shown)
     text = (
-        f"{_TASK}\n\nCriterion: {terms.rubric}\n\n{quotes.quote(conversation=runs[0].prompt, **shown)}\n\n"
+        f"{_TASK}\n\nCriterion: {terms.rubric}\n\n{material}\n\n"
         f"Rank the {len(order)} responses. "
         'End with a JSON object of their numbers, the best first: {"ranking": [<number>, ...]}'
     )
-    return Question(text, lambda answer: _read_ranking(answer, order), _seed(text, vote), quotes.num_cut)
+    return Question(text, lambda answer: _read_ranking(answer, order), _seed(text, vote), num_cut)
 
 
-def compare_question(terms: JudgeTerms, first: Experience, second: Experience, vote: int = 0) -> Question:
+def compare_question(terms: JudgeTerms, first: Experience, second: Experience) -> Question:
     """Ask which of two runs is better; the verdict is "first", "second" or "tie"."""
-    quotes = _Quotes(terms)
-    shown = quotes.quote(conversation=first.prompt, response_A=_answer(first), response_B=_answer(second))
+    sides = {"response_A": _answer(first), "response_B": _answer(second)}
+    material, num_cut = _quote(terms, conversation=first.prompt, **sides)
     text = (
-        f"{_TASK}\n\nCriterion: {terms.rubric}\n\n{shown}\n\n"
+        f"{_TASK}\n\nCriterion: {terms.rubric}\n\n{material}\n\n"
         'Which response is better? End with a JSON object: {"better": "A"}, {"better": "B"} or {"better": "tie"}'
     )
-    return Question(text, _read_comparison, _seed(text, vote), quotes.num_cut)
+    return Question(text, _read_comparison, _seed(text, 0), num_cut)
 
 
 def _answer(run: Experience) -> tuple[Message, ...]:
     return run.completion or (Message("assistant", run.response_text),)
 
 
-class _Quotes:
-    """Formats transcripts as marked quotations; counts shortened tool results."""
-
-    def __init__(self, terms: JudgeTerms) -> None:
-        self._most = terms.max_result_characters
-        self.num_cut = 0
-
-    def quote(self, **transcripts: Sequence[Message]) -> str:
-        texts = {name: "\n".join(map(self._line, messages)) for name, messages in transcripts.items()}
-        # Derived from the texts, so that the same question always has the same wording.
-        marks = (content_hash("mark", number, list(texts.values()))[:16] for number in count())
-        mark = next(mark for mark in marks if not any(mark in text for text in texts.values()))
-        return "\n\n".join(f"<{name}_{mark}>\n{text}\n</{name}_{mark}>" for name, text in texts.items())
-
-    def _line(self, message: Message) -> str:
-        text = message.text
-        if message.role == "tool" and len(text) > self._most:
-            half, num_left_out = self._most // 2, len(text) - 2 * (self._most // 2)
-            text = f"{text[:half]} [... {num_left_out:,} characters cut ...] {text[-half:]}"
-            self.num_cut += 1
-        line: Json = {"role": message.role, "content": text}
-        if message.tool_calls:
-            line["calls"] = [{"name": call.name, "arguments": call.arguments} for call in message.tool_calls]
-        return msgspec.json.encode(line).decode()
+def _quote(terms: JudgeTerms, **transcripts: Sequence[Message]) -> tuple[str, int]:
+    """Format transcripts as marked quotations; returns them and the number of tool results that were shortened."""
+    half, num_cut = terms.max_result_characters // 2, 0
+    lines: dict[str, list[str]] = {name: [] for name in transcripts}
+    for name, messages in transcripts.items():
+        for message in messages:
+            text = message.text
+            if message.role == "tool" and len(text) > terms.max_result_characters:
+                text = f"{text[:half]} [... {len(text) - 2 * half:,} characters cut ...] {text[-half:]}"
+                num_cut += 1
+            line: Json = {"role": message.role, "content": text}
+            if message.tool_calls:
+                line["calls"] = [{"name": call.name, "arguments": call.arguments} for call in message.tool_calls]
+            lines[name].append(msgspec.json.encode(line).decode())
+    texts = {name: "\n".join(own) for name, own in lines.items()}
+    # Derived from the texts, so that the same question always has the same wording.
+    marks = (content_hash("mark", number, list(texts.values()))[:16] for number in count())
+    mark = next(mark for mark in marks if not any(mark in text for text in texts.values()))
+    quoted = (f"<{name}_{mark}>\n{text}\n</{name}_{mark}>" for name, text in texts.items())
+    return "\n\n".join(quoted), num_cut
 
 
 def _read_grades(answer: str, names: list[str], terms: JudgeTerms) -> tuple[dict[str, float], str] | None:

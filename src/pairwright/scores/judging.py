@@ -101,7 +101,7 @@ class Unit:
     group: str = ""
 
 
-Take = Callable[[str, Outcome], None]  # called with the id of a run and its outcome
+Take = Callable[[Outcome], None]  # called with the outcome of each run
 
 
 async def judge_table(
@@ -158,6 +158,6 @@ async def judge_table(
 def _finish(unit: Unit, outcomes: Sequence[Outcome], version: str, take: Take) -> list[ScoreRow]:
     rows: list[ScoreRow] = []
     for run, outcome in zip(unit.runs, outcomes, strict=True):
-        take(run.eid.uid, outcome)
+        take(outcome)
         rows += outcome.rows(run.eid.uid, version, group=unit.group)
     return rows

@@ -185,7 +185,7 @@ def run_judge(table: Table, job: JudgeJob, progress: Progress, watch: Watch) -> 
         units = _groups_to_score(table, done, summary)
     num_seen = 0
 
-    def take(uid: str, outcome: Outcome) -> None:
+    def take(outcome: Outcome) -> None:
         nonlocal num_seen
         num_seen += 1
         summary.add(outcome)

@@ -11,7 +11,6 @@ import polars as pl
 import pyarrow as pa
 
 from pairwright.config.sections import CreditConfig
-from pairwright.errors import TableError
 from pairwright.pairs.candidates.trajectories import messages_of
 from pairwright.pairs.decisions.turn_votes import read_turn_votes
 from pairwright.pairs.outcomes import FILE_NAME as OUTCOMES_NAME
@@ -236,10 +235,8 @@ class ExperienceQueries:
     def _read(self, uid: str, near: int | None) -> tuple[Experience, int]:
         snapshot = self.rows.snapshot()
         number = self.rows.find("uid", uid, snapshot, near)
-        records = from_batch(self.rows.batch_at(number, snapshot))
-        if not records:
-            raise TableError(f"{self._item.key}: {uid} cannot be read")
-        return records[0], number
+        (exp,) = from_batch(self.rows.batch_at(number, snapshot))
+        return exp, number
 
 
 def experience_view(exp: Experience) -> dict[str, Any]:

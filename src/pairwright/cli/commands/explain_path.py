@@ -57,7 +57,12 @@ def explain(
     elif (path / "train.json").exists() or (isinstance(path, Path) and any(path.glob("**/train/train.json"))):
         _explain_tokens(Path(words[0]), as_json=as_json)
     elif tables:
-        _explain_funnel(tables[-1], as_json=as_json)
+        from pairwright.pairs.funnel import funnel_rows, read_funnel
+
+        table = tables[-1]
+        funnel = read_funnel(table)
+        print_result(funnel, "funnel", ("stage", "what", "count"), funnel_rows(funnel), as_json=as_json)
+        say(f"{funnel['pairs']:,} pairs in {table}. One experience or pair: pairwright explain {table} ID")
     elif is_table:
         raise PairwrightError(f"{path}: no pairs were built from it yet. Next: pairwright pairs {path} -o DIR")
     else:
@@ -100,15 +105,6 @@ def _explain_id(tables: "list[Place]", identity: str, *, as_json: bool) -> None:
     if "experience" in answer:
         reason = f": {answer['reason']}" if answer.get("reason") else ""
         say(f"in {answer['num_chosen'] + answer['num_rejected']} pairs of {table}{reason}")
-
-
-def _explain_funnel(table: "Place", *, as_json: bool) -> None:
-    """Print what was dropped on the way from experiences to pairs."""
-    from pairwright.pairs.funnel import funnel_rows, read_funnel
-
-    funnel = read_funnel(table)
-    print_result(funnel, "funnel", ("stage", "what", "count"), funnel_rows(funnel), as_json=as_json)
-    say(f"{funnel['pairs']:,} pairs in {table}. One experience or pair: pairwright explain {table} ID")
 
 
 def _explain_tokens(run: Path, *, as_json: bool) -> None:

@@ -1,7 +1,7 @@
 """`pairwright pairs [build]|stats|lint|votes`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,9 +13,6 @@ from pairwright.cli.overrides import Overrides, load_settings
 from pairwright.cli.progress_view import Progress
 from pairwright.errors import ConfigError, PairwrightError
 
-if TYPE_CHECKING:
-    from pairwright.paths import Place
-
 app = typer.Typer(
     cls=GroupWithDefault, help="Build preference pairs from experience tables, and look at them.", no_args_is_help=True
 )
@@ -24,6 +21,12 @@ Folder = Annotated[str, typer.Argument(help="The folder of a pairs table; also s
 Output = Annotated[
     str | None, typer.Option("-o", "--output", metavar=PLACE, help="Folder for the pairs.", show_default=False)
 ]
+
+
+class NoPairs(PairwrightError):
+    """The tables gave no pair; the funnel is written, and the exit code is 2."""
+
+    exit_code = 2
 
 
 @app.command(cls=with_options("pairs", "seed", "engine.name", "engine.address"))
@@ -41,6 +44,7 @@ def build(
     """Pair the candidates of each group by their rewards, and account for every experience."""
     from pairwright.engines import open_engine
     from pairwright.pairs.build import build_pairs
+    from pairwright.pairs.funnel import funnel_rows
     from pairwright.pairs.options import pair_options
     from pairwright.paths import place
     from pairwright.store.table import Table
@@ -60,7 +64,13 @@ def build(
         summary = build_pairs(tables, folder, options, engine=engine, progress=progress.show)
     for line in settings.pairs.list_unused():
         say(f"note: {line}")
-    _report(summary, folder, as_json=as_json)
+    print_result(summary, "funnel", ("stage", "what", "count"), funnel_rows(summary), as_json=as_json)
+    if not summary["pairs"]:
+        raise NoPairs(f"{summary['hint'] or 'no pairs'}; {folder} says why in funnel.json")
+    for name, count in summary.get("crossing", {}).items():
+        say(f"{count:,} of {summary['pairs']:,} pairs compare different {name}; --within can forbid them")
+    validation = f", {summary['validation']:,} of them for validation" if summary["validation"] else ""
+    say(f"{summary['pairs']:,} pairs written to {folder}{validation}. Next: pairwright pairs lint {folder}")
 
 
 @app.command()
@@ -128,21 +138,3 @@ def votes(
     say(
         f"{summary['decisions']:,} {summary['kind']} in {file}. Next: pairwright pairs EXPERIENCE -o DIR --votes {file}"
     )
-
-
-class NoPairs(PairwrightError):
-    """The tables gave no pair; the funnel is written, and the exit code is 2."""
-
-    exit_code = 2
-
-
-def _report(summary: dict[str, Any], output: "Place", *, as_json: bool) -> None:
-    from pairwright.pairs.funnel import funnel_rows
-
-    print_result(summary, "funnel", ("stage", "what", "count"), funnel_rows(summary), as_json=as_json)
-    if not summary["pairs"]:
-        raise NoPairs(f"{summary['hint'] or 'no pairs'}; {output} says why in funnel.json")
-    for name, count in summary.get("crossing", {}).items():
-        say(f"{count:,} of {summary['pairs']:,} pairs compare different {name}; --within can forbid them")
-    validation = f", {summary['validation']:,} of them for validation" if summary["validation"] else ""
-    say(f"{summary['pairs']:,} pairs written to {output}{validation}. Next: pairwright pairs lint {output}")

@@ -11,7 +11,6 @@ from pairwright.cli.output import print_json, print_result, say
 from pairwright.cli.progress_view import Progress
 from pairwright.errors import ConfigError
 
-
 Tokenizer = Annotated[Path | None, typer.Option(help="A model's folder, to colour tokens; by default the run's.")]
 
 
