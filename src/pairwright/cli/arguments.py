@@ -6,7 +6,7 @@ Names to complete come from the registries of the code, loaded on demand.
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+WeightType = Literal["auto", "float32", "bfloat16", "float16"]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")]
 RunFolder = Annotated[Path | None, typer.Option("-o", "--output", help="Folder of the run; by default runs/<name>.")]
 

@@ -71,11 +71,7 @@ def open_run(folder: Path) -> RunFolder:
     """List the stages of a run folder, without reading the files."""
     if not folder.is_dir():
         raise PairwrightError(f"{folder}: no such folder; expected the folder of a run")
-    numbered = [
-        (int(match[1]), path) for path in folder.iterdir() if (match := re.fullmatch(r"round-(\d{1,6})", path.name))
-    ]
-    # sorted as numbers: round-10 comes after round-9
-    rounds = [_stages(path, f"round {number}") for number, path in sorted(numbered)]
+    rounds = [_stages(path, path.name.replace("-", " ")) for path in round_folders(folder)]
     own = _stages(folder, "")
     # a run without rounds, or with stages directly in its folder
     if not rounds or own.pairs or own.metrics:
@@ -98,6 +94,12 @@ def open_run(folder: Path) -> RunFolder:
     return run
 
 
+def round_folders(folder: Path) -> list[Path]:
+    """Return the folders of the rounds of a run, in order: round-10 comes after round-9."""
+    rounds = [path for path in folder.iterdir() if re.fullmatch(r"round-\d{1,6}", path.name)]
+    return sorted(rounds, key=lambda path: int(path.name.removeprefix("round-")))
+
+
 def read_json(path: Path) -> Any:
     """Read a JSON file of a run."""
     try:
@@ -114,8 +116,8 @@ def find_side(folder: Path, evaluation: dict[str, Any], side: str) -> Path | Non
     folder: where evaluation.json is.
     side: "before" or "after".
     """
-    rounds = sorted(folder.glob("round-*"), key=lambda path: (len(path.name), path.name))
-    folders = [place / "evaluation" / side / "experience" for place in (folder, *reversed(rounds))]
+    places = (folder, *reversed(round_folders(folder)))
+    folders = [place / "evaluation" / side / "experience" for place in places]
     name = evaluation.get(side)
     folders += [Path(name)] if isinstance(name, str) else []
     return next((path for path in folders if (path / "table.json").is_file()), None)

@@ -4,7 +4,6 @@ The key of an item consists of folder names, such as `first/round-1/pairs`, so t
 """
 
 import filecmp
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from pairwright.evaluation.evaluation import FILE_NAME as EVALUATION_NAME
 from pairwright.evaluation.held_out_runs import SIDES
 from pairwright.pairs.lineage import source_tables
 from pairwright.pairs.pair_table import FILE_NAME as PAIRS_NAME
-from pairwright.report.run_folder import RunFolder, open_run
+from pairwright.report.run_folder import RunFolder, open_run, round_folders
 from pairwright.store.table_marker import MARKER
 from pairwright.tokens.stage.cache import ITEMS
 
@@ -113,10 +112,8 @@ def _list_items(path: Path) -> Iterator[Item]:
 
 def _items_of_run(path: Path) -> Iterator[Item]:
     yield Item(path.name, "run", path)
-    rounds = sorted(
-        (int(match[1]), child) for child in path.iterdir() if (match := re.fullmatch(r"round-(\d{1,6})", child.name))
-    )
-    for folder in [path, *(child for _, child in rounds)]:
+    rounds = round_folders(path)
+    for folder in [path, *rounds]:
         prefix = path.name if folder == path else f"{path.name}/{folder.name}"
         for name in ("experience", "pairs", "tokens"):
             kind = _kind_of(folder / name)
@@ -127,9 +124,7 @@ def _items_of_run(path: Path) -> Iterator[Item]:
             if _kind_of(table) == "experiences":
                 yield Item(f"{prefix}/evaluation/{side}", "experiences", table, path.name)
         # The run folder has a copy of the last round's evaluation, which is listed only in its round.
-        copies = [
-            child / EVALUATION_NAME for _, child in rounds if folder == path and (child / EVALUATION_NAME).is_file()
-        ]
+        copies = [child / EVALUATION_NAME for child in rounds if folder == path and (child / EVALUATION_NAME).is_file()]
         if (folder / EVALUATION_NAME).is_file() and not any(
             filecmp.cmp(folder / EVALUATION_NAME, copy, shallow=False) for copy in copies
         ):

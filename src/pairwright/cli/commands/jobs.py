@@ -214,14 +214,12 @@ def _line(status: "Status") -> str:
 
 def refuse_other_job(folder: Path, *, is_forgotten: bool) -> None:
     from pairwright.jobs import is_submitted, read_job
-    from pairwright.jobs.job import FILE_NAME, FINAL
+    from pairwright.jobs.job import FINAL
 
-    if not (folder / FILE_NAME).exists():
-        return
-    job = read_job(folder)
     # a job that was interrupted before it was handed over is submitted again
     if is_forgotten or not is_submitted(folder):
         return
+    job = read_job(folder)
     ways = (
         "choose another folder, or say --overwrite"
         if job.state in FINAL

@@ -1,11 +1,11 @@
 """`pairwright model fetch NAME -o DIR`, `model convert FILE.gguf -o DIR`, `model export RUN --to gguf:f16 -o FILE`."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from pairwright.cli.arguments import AsJson, Overwrite
+from pairwright.cli.arguments import AsJson, Overwrite, WeightType
 from pairwright.cli.output import print_json, print_table, say
 from pairwright.cli.overrides import ConfigCommand, Overrides, load_settings
 from pairwright.cli.progress_view import Progress
@@ -50,7 +50,7 @@ def convert_model(
     file: Annotated[Path, typer.Argument(metavar="FILE.gguf", help="A GGUF file.", show_default=False)],
     output: _Output,
     dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
+        WeightType,
         typer.Option(help="Type of the weights; auto: as in the file, bfloat16 if they are quantised."),
     ] = "auto",
     tokenizer: Annotated[

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from pairwright.cli.arguments import AsJson, complete_choices
+from pairwright.cli.arguments import AsJson, WeightType
 from pairwright.cli.output import print_json, print_result, say
 from pairwright.errors import ConfigError
 
@@ -180,10 +180,7 @@ def serve_model(
         str | None, typer.Option(help="Environment variable with the token that clients must send.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="cuda, mps or cpu; by default the best available.")] = None,
-    dtype: Annotated[
-        str,
-        typer.Option(help="auto, float32, bfloat16 or float16.", autocompletion=complete_choices("policy.dtype")),
-    ] = "auto",
+    dtype: Annotated[WeightType, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; by default the idle cores.")] = None,
     tools_as_text: Annotated[
         Literal["off", "hermes"],

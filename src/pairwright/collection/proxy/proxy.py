@@ -277,21 +277,16 @@ def upstream_url(upstream: str, path: str) -> str:
 
 def _filter_headers(headers: Any) -> list[tuple[bytes, bytes]]:
     """Return the client's headers without hop-by-hop headers and `x-pairwright-*`."""
-    filtered = []
-    for name, value in headers.raw:
-        lower = name.decode("latin-1").lower()
-        if lower in _HOP or lower.startswith("x-pairwright-"):
-            continue
-        if lower == "accept-encoding":  # only encodings that we can decode for the record
-            codings = [item.strip() for item in value.decode("latin-1").split(",")]
-            # if nothing acceptable is left, ask for an uncompressed response
-            value = (
-                ", ".join(item for item in codings if item.split(";")[0].strip() in ENCODINGS).encode() or b"identity"
-            )
-        filtered.append((name, value))
-    if not any(name.lower() == b"accept-encoding" for name, _ in filtered):
-        filtered.append((b"accept-encoding", b"identity"))
-    return filtered
+    # only encodings that we can decode for the record; if none is left, ask for an uncompressed response
+    codings = [item.strip() for value in headers.getlist("accept-encoding") for item in value.split(",")]
+    accepted = ", ".join(item for item in codings if item.split(";")[0].strip() in ENCODINGS) or "identity"
+    left_out = {*_HOP, "accept-encoding"}
+    kept = [
+        (name, value)
+        for name, value in headers.raw
+        if (text := name.decode("latin-1").lower()) not in left_out and not text.startswith("x-pairwright-")
+    ]
+    return [*kept, (b"accept-encoding", accepted.encode("latin-1"))]
 
 
 def _error(status: int, message: str) -> JSONResponse:
