@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 WeightType = Literal["auto", "float32", "bfloat16", "float16"]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")]
-RunFolder = Annotated[Path | None, typer.Option("-o", "--output", help="Folder of the run; by default runs/<name>.")]
+RunOutput = Annotated[Path | None, typer.Option("-o", "--output", help="Folder of the run; by default runs/<name>.")]
 
 
 def complete_choices(key: str) -> Callable[[str], list[str]]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pairwright.cli.arguments import AsJson, RunFolder
+from pairwright.cli.arguments import AsJson, RunOutput
 from pairwright.cli.output import print_json, print_result, say
 from pairwright.cli.overrides import Limit, Overrides, parse_overrides
 from pairwright.cli.progress_view import CollectView, duration
@@ -20,7 +20,7 @@ _MOST_ERRORS = 5
 
 def collect_runs(
     config: Annotated[Path, typer.Argument(help="A configuration with a `collect` and a `policy` section.")],
-    output: RunFolder = None,
+    output: RunOutput = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue: keep finished runs, retry failed ones.")] = False,
     limit: Limit = None,
     override: Overrides = None,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pairwright.cli.arguments import AsJson, RunFolder, condition_of
+from pairwright.cli.arguments import AsJson, RunOutput, condition_of
 from pairwright.cli.commands.collect import say_failures
 from pairwright.cli.help_style import GroupWithCompare
 from pairwright.cli.key_options import set_flags, with_options
@@ -74,7 +74,7 @@ def run(
         str, typer.Option(help="The old model: a folder, a GGUF file, URL#NAME, or a name at the endpoint.")
     ],
     after: Annotated[str, typer.Option(help="The new model.")],
-    output: RunFolder = None,
+    output: RunOutput = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted evaluation.")] = False,
     limit: Limit = None,
     override: Overrides = None,

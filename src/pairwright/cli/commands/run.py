@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from pairwright.cli.arguments import AsJson, RunFolder
+from pairwright.cli.arguments import AsJson, RunOutput
 from pairwright.cli.output import flat_rows, print_result, say, say_in_colour
 from pairwright.cli.overrides import Overrides, parse_overrides
 from pairwright.cli.progress_view import CollectView, Progress, TrainingView, duration
@@ -15,7 +15,7 @@ from pairwright.cli.progress_view import CollectView, Progress, TrainingView, du
 def run_flow(
     config: Annotated[Path, typer.Argument(help="A configuration.", show_default=False)],
     override: Overrides = None,
-    output: RunFolder = None,
+    output: RunOutput = None,
     limit: Annotated[
         int | None,
         typer.Option(
