@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from pairwright.cli.output import say
@@ -20,7 +20,7 @@ class Progress:
 
     def __init__(self, verb: str, unit: str) -> None:
         self._verb, self._unit = verb, unit
-        self._update: Callable[[int, int], None] | None = None
+        self._bar: Any = None
         self._next_line = time.monotonic() + _LINE_SECONDS
 
     def __enter__(self) -> Self:
@@ -35,20 +35,19 @@ class Progress:
             self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
             self._bar.start()
             # the total is not known before the first `show`
-            task = self._bar.add_task(self._verb, total=None)
-            self._update = lambda done, total: self._bar.update(task, completed=done, total=total)
+            self._task = self._bar.add_task(self._verb, total=None)
         return self
 
     def show(self, done: int, total: int) -> None:
-        if self._update is not None:
-            self._update(done, total)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, total=total)
         elif time.monotonic() >= self._next_line:
             scale = 1e6 if self._unit == "MB" else 1
             say(f"{self._verb} {done / scale:,.0f} of {total / scale:,.0f} {self._unit}")
             self._next_line = time.monotonic() + _LINE_SECONDS
 
     def __exit__(self, *_: object) -> None:
-        if self._update is not None:
+        if self._bar is not None:
             self._bar.stop()
 
 

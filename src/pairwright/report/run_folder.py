@@ -110,6 +110,12 @@ def read_json(path: Path) -> Any:
         raise PairwrightError(f"{path}: cannot be read: {error}") from error
 
 
+def read_manifest(tokens: Path) -> dict[str, Any]:
+    """Read the manifest of a tokens folder; {} if it has none."""
+    path = tokens / "manifest.json"
+    return dict(read_json(path)) if path.is_file() else {}
+
+
 def find_side(folder: Path, evaluation: dict[str, Any], side: str) -> Path | None:
     """Return the experience table of one side of an evaluation: beside it, in the last round, or the compared table.
 

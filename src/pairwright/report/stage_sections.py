@@ -14,7 +14,7 @@ from pairwright.records.experience import Pair
 from pairwright.report.page_sections import Bar, Section, bar_chart
 from pairwright.report.pairs_section import sample_pairs
 from pairwright.report.plots import Markup, join, tag
-from pairwright.report.run_folder import RunFolder, Stages, read_json
+from pairwright.report.run_folder import RunFolder, Stages, read_manifest
 from pairwright.report.style_sheets import Plot
 from pairwright.tokens.encode_options import DEFAULT, EncodeOptions
 from pairwright.tokens.encode_pairs import encode_pair
@@ -101,7 +101,7 @@ def tokens_section(run: RunFolder, tokenizer: Path | None = None) -> Section | N
             raise PairwrightError(f"{tokenizer}: not the tokenizer that {cached} was made with; leave --tokenizer out")
     if not sequences or ready is None:
         # no sequences to show, but refused and dropped content is always reported
-        has_losses = cached is not None and bool(describe_losses(_manifest(cached)))
+        has_losses = cached is not None and bool(describe_losses(read_manifest(cached)))
         return Section("tokens", "Tokens", _counts(cached)) if has_losses else None
     # colours that occur, for the legend
     paints = {Paint(int(paint)) for _, _, sequence in sequences for paint in sequence.paint}
@@ -122,7 +122,7 @@ def _find_tokenizer(
     cached: Path, folders: list[Path], pairs: list[Pair], sequences: list[tuple[str, str, Sequence]]
 ) -> ChatTokenizer | None:
     """Find the tokenizer of the cached sequences: one with the same hash, or one that gives the same ids."""
-    manifest = _manifest(cached)
+    manifest = read_manifest(cached)
     tokenizer_hash = manifest.get("tokenizer")
     options = manifest.get("options", {})
     allowed = EncodeOptions(
@@ -154,13 +154,8 @@ def _encode_pairs(
     return sequences
 
 
-def _manifest(cached: Path) -> dict[str, Any]:
-    path = cached / "manifest.json"
-    return dict(read_json(path)) if path.is_file() else {}
-
-
 def _counts(cached: Path | None) -> Markup:
-    manifest = {} if cached is None else _manifest(cached)
+    manifest = {} if cached is None else read_manifest(cached)
     if not manifest:
         return Markup("")
     refused = sum(manifest.get("refused", {}).values())

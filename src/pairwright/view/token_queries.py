@@ -10,11 +10,11 @@ import pyarrow as pa
 from pairwright.errors import PairwrightError
 from pairwright.pairs.pair_table import FILE_NAME
 from pairwright.records.experience import EID
-from pairwright.report.run_folder import open_run, read_json
+from pairwright.report.run_folder import open_run, read_manifest
 from pairwright.tokens.sequence import Paint
 from pairwright.tokens.stage.cache import ITEMS, SCHEMA, describe_losses
 from pairwright.tokens.stage.paint import PALETTE, token_texts
-from pairwright.tokens.stage.stage import MANIFEST, folder_hash
+from pairwright.tokens.stage.stage import folder_hash
 from pairwright.tokens.tokenizer import ChatTokenizer
 from pairwright.view.experience_queries import plain
 from pairwright.view.facets import FacetColumn, count_facets
@@ -119,9 +119,7 @@ class TokenQueries:
 
     @cached_property
     def _manifest(self) -> dict[str, Any]:
-        path = self._item.path / MANIFEST
-        manifest = read_json(path) if path.is_file() else {}
-        return manifest if isinstance(manifest, dict) else {}
+        return read_manifest(self._item.path)
 
     @cached_property
     def _tokenizer(self) -> ChatTokenizer | None:
