@@ -326,6 +326,22 @@ def test_what_cannot_be_read_is_refused_with_a_reason_and_bombs_do_not_unpack():
             exchanges.experiences("chat", Place(), request, response, headers)
 
 
+def test_failed_tool_results_and_unknown_tools_are_error_sites():
+    history = [
+        *ASK,
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "clock", "arguments": "{}"}}]},
+        {"role": "tool", "tool_call_id": "c1", "content": "Error: the clock has stopped"},
+    ]  # fmt: skip
+    call = {"id": "c2", "type": "function", "function": {"name": "watch", "arguments": "{}"}}
+    request = json.dumps({"model": "m", "messages": history, "tools": TOOLS}).encode()
+    answer = json.dumps({"choices": [{"message": {"content": None, "tool_calls": [call]}}]}).encode()
+    (row,) = Exchanges().experiences("chat", Place(), request, answer, {"content-type": "application/json"})
+    assert [(site.index, site.kind, site.tool) for site in row.errors] == [
+        (3, "tool_error", "clock"),
+        (4, "unknown_tool", "watch"),
+    ]
+
+
 def test_many_clients_at_once_are_all_recorded_once(tmp_path):
     with Recording(tmp_path / "table") as recording:
 

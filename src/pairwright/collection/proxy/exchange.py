@@ -24,6 +24,7 @@ from pairwright.sources.fields import index
 from pairwright.sources.rollouts.nemo_gym import prompt_of
 from pairwright.sources.shapes.chat_messages import messages_from_chat, tools_from_chat
 from pairwright.sources.shapes.responses import messages_from_items
+from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
 MAX_DECODED_BYTES = 64 * 2**20
 _MAX_CONVERSATIONS = 2000
@@ -160,6 +161,7 @@ class Exchanges:
             prompt=prompt,
             tools=tools,
             completion=messages,
+            errors=tuple(error_sites([*prompt, *messages], list(tools), result_error_kind)),
             truncate_status="response_truncated" if completion.finish_reason == "length" else None,
             model_version=completion.model,
             info=info,
