@@ -91,18 +91,24 @@ RewardThreshold = Annotated[
 _STRATEGY_OF = {
     "high": "stratified",
     "low": "stratified",
-    "tree": "divergence",
-    "environment_divergence": "divergence",
     "teachers": "teachers",
     "min_teachers": "teachers",
-    "teacher_choice": "teachers",
 }
 # Options that have an effect only together with another one
 _NEEDS = {
     "max_per_chosen": "across_groups",
-    "balance_by": "length_balance",
     "curriculum_increment": "curriculum_start",
     "curriculum_interval": "curriculum_start",
+}
+
+
+# Options of older versions, with their defaults
+_FORMER_KEYS = {
+    "min_candidates": 2,
+    "balance_by": "drop",
+    "tree": False,
+    "environment_divergence": False,
+    "teacher_choice": "majority",
 }
 
 
@@ -160,9 +166,7 @@ class PairsConfig(Section):
     keep_masked: bool = False
     """Keep failed and masked runs."""
     length_balance: Annotated[float, Field(gt=0)] | None = None
-    """Bound on the length effect size: mean over standard deviation of the differences of lengths."""
-    balance_by: Literal["drop", "reweight"] = "drop"
-    """How to balance lengths."""
+    """Drop pairs until the length effect size (mean over standard deviation of length differences) is within this."""
     # split and order
     validation: Share = 0.0
     """Share of the groups for the validation split."""
@@ -176,17 +180,11 @@ class PairsConfig(Section):
     """Share of the tasks that each further stage adds."""
     curriculum_interval: Count = 5
     """Epochs per stage."""
-    # options of the strategies `divergence` and `teachers`
-    tree: bool = False
-    """divergence: compare branches by their mean reward."""
-    environment_divergence: bool = False
-    """divergence: also pair runs that diverge at a user or tool message; such pairs are marked."""
+    # options of the strategy `teachers`
     teachers: tuple[PlaceText, ...] = ()
     """teachers: tables of the teachers' answers."""
     min_teachers: Count | None = None
     """teachers: how many must agree; by default more than half."""
-    teacher_choice: Literal["majority", "best"] = "majority"
-    """teachers: choose the most frequent answer, or the best-scored one."""
     # input and memory
     score: str | None = None
     """The stored score that counts as the reward: a scorer, or SCORER.CRITERION (`pairwright score`)."""
@@ -280,5 +278,5 @@ class PairsConfig(Section):
         if self.score is None:
             new |= {"reliability", "min_probability"}
         options = self.model_dump(mode="json", exclude={"preset", *new})
-        options["min_candidates"] = 2  # a key of older versions, with its default
+        options |= _FORMER_KEYS
         return {**options, "strategy": "given"} if self.strategy == "imported" else options

@@ -19,7 +19,7 @@ from pairwright.pairs.candidates.pair_ids import seeded_draws, words_of
 from pairwright.pairs.candidates.validation_split import splits
 from pairwright.pairs.curriculum import stages, task_ranks
 from pairwright.pairs.funnel import Reason
-from pairwright.pairs.length_balance import balance_weights, one_sided
+from pairwright.pairs.length_balance import one_sided
 from pairwright.pairs.near_duplicates import near_drafts
 from pairwright.pairs.options import PairOptions
 from pairwright.store.table import Table
@@ -107,7 +107,7 @@ def select_drafts(
         drop(Reason.SAMPLED, bad)
     if options.near_duplicates is not None and len(left):
         drop(Reason.NEAR_DUPLICATE, near_drafts(narrow[left], tables, options.near_duplicates))
-    if options.length_balance is not None and options.balance_by == "drop" and len(left):
+    if options.length_balance is not None and len(left):
         drop(Reason.LENGTH, one_sided(narrow["difference"].to_numpy()[left], options.length_balance))
     remaining = narrow if len(left) == narrow.height else narrow[left]
     in_order = None
@@ -118,7 +118,7 @@ def select_drafts(
     differences = remaining["difference"].to_numpy()
     return Selection(
         reasons=reasons,
-        weights=_weights(remaining, differences, options, None if likely is None else likely[left]),
+        weights=_weights(remaining, options, None if likely is None else likely[left]),
         splits=splits(remaining, validation=options.validation, seed=options.seed),
         stages=None if ranks is None or options.curriculum_start is None else stages(ranks[left], options),
         places=in_order,
@@ -141,8 +141,8 @@ def _beyond_tasks(narrow: pl.DataFrame, most: int) -> Flags:
     return bad
 
 
-def _weights(drafts: pl.DataFrame, differences: Floats, options: PairOptions, likely: Floats | None) -> Floats:
-    """Return the weights of drafts: 1, the gap or the chosen reward; optionally by reliability and length-balanced.
+def _weights(drafts: pl.DataFrame, options: PairOptions, likely: Floats | None) -> Floats:
+    """Return the weights of drafts: 1, the gap or the chosen reward; optionally by reliability.
 
     A label that is correct with probability p carries 2p - 1 of the signal of a certain label.
     """
@@ -156,7 +156,4 @@ def _weights(drafts: pl.DataFrame, differences: Floats, options: PairOptions, li
         )
     if likely is not None and options.reliability == "weight":
         weights = weights * (2 * likely - 1)
-    if options.length_balance is not None and options.balance_by == "reweight":
-        # Uses the weights of training, as `pairs lint` does.
-        weights = balance_weights(weights, differences, options.length_balance)
     return weights

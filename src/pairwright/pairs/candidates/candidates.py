@@ -87,10 +87,8 @@ def decimal_gap(higher: float, lower: float) -> float:
     return float(Decimal(repr(float(higher))) - Decimal(repr(float(lower))))
 
 
-def is_tied(
-    higher: Floats | float, lower: Floats | float, tolerance: float, *, scale: Floats | float = TIE_FLOOR
-) -> Flags:
-    """Mask of rewards that differ by at most `tolerance` times the larger magnitude, which is at least `scale`.
+def is_tied(higher: Floats | float, lower: Floats | float, tolerance: float) -> Flags:
+    """Mask of rewards that differ by at most `tolerance` times the larger magnitude, which is at least `TIE_FLOOR`.
 
     In sorted order, the rewards that tie with a given one are contiguous.
 
@@ -98,7 +96,7 @@ def is_tied(
     [True, False, False]
     """
     with np.errstate(over="ignore"):
-        size = np.maximum(np.maximum(np.abs(higher), np.abs(lower)), scale)
+        size = np.maximum(np.maximum(np.abs(higher), np.abs(lower)), TIE_FLOOR)
         tied: Flags = np.abs(higher - lower) <= tolerance * size
     return tied
 
