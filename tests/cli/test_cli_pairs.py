@@ -67,7 +67,6 @@ def test_every_option_reaches_the_build(folder, capsys):
         "--max-per-chosen", "2", "--min-teachers", "2", "--no-dedupe",
         "--near-duplicates", "0.9", "--contradictions", "majority", "--drop-truncated", "--keep-masked", "--length-balance", "5",
         "--validation", "0.5", "--curriculum", "hard-first", "--curriculum-share", "0.9", "--seed", "4",
-        "--curriculum-start", "0.4", "--curriculum-increment", "0.3", "--curriculum-interval", "2",
         "--memory", "64MB", "--teachers", folder / "experience", "--where", "run < 9",
     ]  # fmt: skip
     code, out, _ = run(capsys, "build", folder / "experience", "-o", folder / "pairs", "--json", *words)
@@ -77,7 +76,7 @@ def test_every_option_reaches_the_build(folder, capsys):
         "max_pairs_per_task": 3, "max_pairs": 9, "weight": "gap", "high": "q0.9", "low": "0.5", "across_groups": True,
         "max_per_chosen": 2, "dedupe": False, "near_duplicates": 0.9, "contradictions": "majority", "verbatim": False, "drop_truncated": True,
         "keep_masked": True, "length_balance": 5.0, "validation": 0.5, "curriculum": "hard-first",
-        "curriculum_share": 0.9, "curriculum_start": 0.4, "curriculum_increment": 0.3, "curriculum_interval": 2, "teachers": ["experience"], "min_teachers": 2,
+        "curriculum_share": 0.9, "teachers": ["experience"], "min_teachers": 2,
         "votes": None, "where": "run < 9", "seed": 4, "memory_megabytes": 64,
     }  # fmt: skip
 

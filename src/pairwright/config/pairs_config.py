@@ -26,7 +26,6 @@ from pairwright.config.user_code import STRATEGIES, check_name
 from pairwright.paths import Place, is_address
 
 Share = Annotated[float, Field(ge=0, le=1)]
-PositiveShare = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 _UNITS = {"MB": 1, "GB": 1024}  # in megabytes
 STRATEGY_NAMES = ("all", "best-worst", "stratified", "divergence", "teachers", "imported")  # as in pairs.STRATEGIES
@@ -97,8 +96,6 @@ _STRATEGY_OF = {
 # Options that have an effect only together with another one
 _NEEDS = {
     "max_per_chosen": "across_groups",
-    "curriculum_increment": "curriculum_start",
-    "curriculum_interval": "curriculum_start",
 }
 
 
@@ -106,6 +103,9 @@ _NEEDS = {
 _FORMER_KEYS = {
     "min_candidates": 2,
     "balance_by": "drop",
+    "curriculum_start": None,
+    "curriculum_increment": 0.2,
+    "curriculum_interval": 5,
     "tree": False,
     "environment_divergence": False,
     "teacher_choice": "majority",
@@ -174,12 +174,6 @@ class PairsConfig(Section):
     """Order of tasks by mean reward."""
     curriculum_share: Share | None = None
     """Keep only this share of the tasks, the first in the curriculum's order."""
-    curriculum_start: PositiveShare | None = None
-    """Divide the curriculum into stages; the first has this share of the tasks."""
-    curriculum_increment: PositiveShare = 0.2
-    """Share of the tasks that each further stage adds."""
-    curriculum_interval: Count = 5
-    """Epochs per stage."""
     # options of the strategy `teachers`
     teachers: tuple[PlaceText, ...] = ()
     """teachers: tables of the teachers' answers."""
@@ -227,8 +221,6 @@ class PairsConfig(Section):
         # `not >=` and not `<`: it also refuses NaN
         if self.max_gap is not None and not self.max_gap >= self.min_gap:
             raise ValueError(f"max_gap: got {self.max_gap!r}, expected at least min_gap, {self.min_gap!r}")
-        if self.curriculum == "none" and self.curriculum_start is not None:
-            raise ValueError("curriculum_start: stages need an order: --curriculum easy-first or hard-first")
         if self.across_groups and self.strategy != "stratified":
             raise ValueError("across_groups: only the strategy 'stratified' can compare different prompts")
         if self.score is not None and (self.strategy == "imported" or self.votes is not None):

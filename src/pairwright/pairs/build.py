@@ -34,7 +34,6 @@ from pairwright.pairs.candidates.candidates import (
     read_candidate_rows,
 )
 from pairwright.pairs.crossing import check_within, count_crossings
-from pairwright.pairs.curriculum import shares
 from pairwright.pairs.decisions.exclusions import check_exclusions
 from pairwright.pairs.fetch_texts import PairTexts, num_slices
 from pairwright.pairs.funnel import FILE_NAME, Funnel, Reason, Stage
@@ -263,13 +262,11 @@ def _name_other_prompts(experiences: pl.DataFrame, crowded: pl.DataFrame) -> pl.
 def _add_decisions(
     drafts: pl.DataFrame, selection: Selection, places: npt.NDArray[np.int64], strategy: str, options: PairOptions
 ) -> pl.DataFrame:
-    """Add the results of selection to drafts: strategy, weight, split, curriculum stage and label noise.
+    """Add the results of selection to drafts: strategy, weight, split and label noise.
 
     `places` are the indices of the drafts among all kept drafts, in the order of planning.
     """
-    stages = noise = None
-    if selection.stages is not None:
-        stages = selection.stages[places]
+    noise = None
     if selection.probabilities is not None and options.reliability == "noise":
         noise = np.minimum(1 - selection.probabilities[places], MAX_NOISE)
     nothing = pl.repeat(None, drafts.height, eager=True)
@@ -277,7 +274,7 @@ def _add_decisions(
         pl.lit(strategy).alias("strategy"),
         pl.Series("weight", selection.weights[places], pl.Float64),
         selection.splits.gather(places).alias("split"),
-        pl.Series("curriculum_stage", nothing if stages is None else stages, pl.Int64),
+        pl.lit(None, pl.Int64).alias("curriculum_stage"),  # a column of earlier versions
         pl.Series("label_noise", nothing if noise is None else noise, pl.Float64),
     )
 
@@ -285,7 +282,7 @@ def _add_decisions(
 def _summary(
     selection: Selection, options: PairOptions, scales: dict[str, Scale], votes: Votes | None, slope: float | None
 ) -> dict[str, Any]:
-    """Return the part of funnel.json that precedes the stages: counts, options, reward scales, curriculum."""
+    """Return the part of funnel.json that precedes the stages: counts, options, reward scales."""
     num_pairs, effect = len(selection.splits), length_effect(selection.differences)
     summary: dict[str, Any] = {
         "pairs": num_pairs,
@@ -306,10 +303,4 @@ def _summary(
         }
     if votes is not None:
         summary["votes"] = votes.summary
-    if selection.stages is not None:
-        counts = np.bincount(selection.stages, minlength=len(shares(options))).tolist()
-        summary["curriculum"] = [
-            {"stage": stage, "from_epoch": stage * options.curriculum_interval, "share": float(share), "pairs": num}
-            for stage, (share, num) in enumerate(zip(shares(options), counts, strict=True))
-        ]
     return summary

@@ -1,7 +1,7 @@
 """Selection among the drafts of all partitions, on a few narrow columns of each draft.
 
 Drafts are dropped by curriculum, the cap of a task, sampling, near-duplicates and length balance, in this order; the
-others get a weight, a split, a curriculum stage and a position in the pairs table. Draft numbers are global across
+others get a weight, a split and a position in the pairs table. Draft numbers are global across
 partitions. Each step sees the drafts that earlier steps kept and orders them by gap, key and number, so that the result
 does not depend on the partitioning.
 """
@@ -17,7 +17,7 @@ from pairwright.errors import PairwrightError
 from pairwright.pairs.candidates.candidates import Flags, Floats, Indices
 from pairwright.pairs.candidates.pair_ids import seeded_draws, words_of
 from pairwright.pairs.candidates.validation_split import splits
-from pairwright.pairs.curriculum import stages, task_ranks
+from pairwright.pairs.curriculum import task_ranks
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.length_balance import one_sided
 from pairwright.pairs.near_duplicates import near_drafts
@@ -34,7 +34,6 @@ class Selection:
     reasons: npt.NDArray[np.uint8]
     weights: Floats
     splits: pl.Series
-    stages: Indices | None
     places: Indices | None
     """Position of each kept draft in the pairs table; None if drafts are written in their own order."""
     differences: Floats
@@ -120,7 +119,6 @@ def select_drafts(
         reasons=reasons,
         weights=_weights(remaining, options, None if likely is None else likely[left]),
         splits=splits(remaining, validation=options.validation, seed=options.seed),
-        stages=None if ranks is None or options.curriculum_start is None else stages(ranks[left], options),
         places=in_order,
         differences=differences,
         probabilities=None if likely is None else likely[left],
