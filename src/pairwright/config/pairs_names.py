@@ -36,18 +36,13 @@ def own_names(section: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in section.items():
         if name == "strategy" and isinstance(value, str):
             value = _STRATEGIES.get(value, value)
-        for key, setting in _translate(name, value).items():
+        if name in _SWITCHES and not isinstance(value, bool):
+            raise ConfigError(f"pairs.{name}: got {value!r}, expected true or false")
+        settings = _SWITCHES[name][value] if name in _SWITCHES else {_RENAMED.get(name, name): value}
+        for key, setting in settings.items():
             if key in own and own[key] != setting:
                 raise ConfigError(
                     f"pairs.{name}: says {key} is {setting!r}, but {origins[key]} says {own[key]!r}: drop one"
                 )
             own[key], origins[key] = setting, name
     return own
-
-
-def _translate(name: str, value: Any) -> dict[str, Any]:
-    if name in _SWITCHES:
-        if not isinstance(value, bool):
-            raise ConfigError(f"pairs.{name}: got {value!r}, expected true or false")
-        return _SWITCHES[name][value]
-    return {_RENAMED.get(name, name): value}

@@ -49,7 +49,16 @@ def plan_teachers(state: PartitionState) -> pl.DataFrame:
     state.funnel.stage("pairs", decisions.height)
     if not decisions.height:
         return no_drafts()
-    return _drop_incomparable(_drafts(decisions.sort(_IN_ORDER), answers), options, state)
+    drafts = _drafts(decisions.sort(_IN_ORDER), answers)
+    majority = pl.col("num_votes") * 2 > pl.col("num_teachers")
+    enough = majority if options.min_teachers is None else pl.col("num_votes") >= options.min_teachers
+    checks = [
+        (Reason.AGREES, pl.col("chosen_hash") == pl.col("rejected_hash")),
+        (Reason.TEACHERS_DISAGREE, ~enough),
+        (Reason.TIED, pl.col("gap") <= 0),
+        *state.gap_checks(),
+    ]
+    return state.drop_where(drafts, checks).drop("num_votes", "num_teachers")
 
 
 def _answers(tables: Sequence[Table], options: PairOptions) -> pl.DataFrame:
@@ -117,16 +126,3 @@ def _drafts(students: pl.DataFrame, answers: pl.DataFrame) -> pl.DataFrame:
             num_rejected_characters="num_characters",
         )
     ).with_columns(num_votes=joined["num_votes"], num_teachers=joined["num_teachers"])
-
-
-def _drop_incomparable(drafts: pl.DataFrame, options: PairOptions, state: PartitionState) -> pl.DataFrame:
-    """Drop drafts on which student and teachers agree, too few teachers agree, or the gap is out of bounds."""
-    majority = pl.col("num_votes") * 2 > pl.col("num_teachers")
-    enough = majority if options.min_teachers is None else pl.col("num_votes") >= options.min_teachers
-    checks = [
-        (Reason.AGREES, pl.col("chosen_hash") == pl.col("rejected_hash")),
-        (Reason.TEACHERS_DISAGREE, ~enough),
-        (Reason.TIED, pl.col("gap") <= 0),
-        *state.gap_checks(),
-    ]
-    return state.drop_where(drafts, checks).drop("num_votes", "num_teachers")
