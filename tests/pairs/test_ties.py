@@ -18,7 +18,6 @@ from pairwright.pairs.funnel import Reason
 from pairwright.pairs.options import Threshold
 from pairwright.pairs.pair_stats import lint_pairs
 from pairwright.pairs.pair_table import pairs_to_batch, read_pairs, write_pairs
-from pairwright.pairs.strategies import pairing
 from pairwright.pairs.strategies.pairing import count_gaps, group_pairs
 from pairwright.records.experience import Side
 
@@ -133,15 +132,12 @@ def apart(high, low, options):
     st.sampled_from([0.0, 0.2]),
     st.sampled_from([None, 0.5]),
     st.sampled_from([1e-9, 0.01]),
-    st.booleans(),
 )
 @settings(deadline=None)
-def test_the_largest_k_are_right_among_noisy_rewards(rows, largest, min_gap, max_gap, tolerance, is_large):
+def test_the_largest_k_are_right_among_noisy_rewards(rows, largest, min_gap, max_gap, tolerance):
     group = group_of(rows)
     options = PairOptions(min_gap=min_gap, max_gap=max_gap, tie_tolerance=tolerance)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pairing, "_SMALL", 1 if is_large else 32)
-        some = group_pairs(group, options, largest=largest)
+    some = group_pairs(group, options, largest=largest)
     gaps = [decimal_gap(high[0], low[0]) for high in rows for low in rows
             if apart(high[0], low[0], options) and high[1] != low[1]]  # fmt: skip
     most = math.inf if max_gap is None else max_gap

@@ -6,6 +6,7 @@ only if the model generated the first different message on both sides; otherwise
 
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from pairwright.pairs.candidates.candidates import Candidates, assign_groups
@@ -28,6 +29,8 @@ def plan_divergence(state: PartitionState) -> pl.DataFrame:
     candidates = Candidates(candidates.frame.with_columns(whole), candidates.starts)
     # All pairs: the cap of a group applies after incomparable ones were dropped.
     pairs = group_pairs(candidates, state.options, largest=None)
+    # Small groups first, as in earlier versions: the same runs give the same table.
+    pairs = pairs.select(np.argsort(candidates.sizes[candidates.groups[pairs.chosen]], kind="stable"))
     gave = count_groups(candidates, pairs, state.options, state.funnel)
     count_group_pairs(candidates, gave, len(pairs.chosen), state.options, state.funnel)
     if not len(pairs.chosen):
