@@ -61,7 +61,7 @@ def group_pairs(
     if num_low is not None:
         firsts = np.maximum(firsts, (candidates.starts[1:] - num_low)[groups])
     if options.max_gap is not None:
-        lasts = _first_where(_next_rows(ends), ends, rewards, _is_beyond(options.max_gap, inclusive=False))
+        lasts = _first_where(rows + 1, ends, rewards, _is_beyond(options.max_gap, inclusive=False))
     counts = np.maximum(lasts - firsts, 0)
     if num_high is not None:
         counts[rows >= (candidates.starts[:-1] + num_high)[groups]] = 0
@@ -87,15 +87,11 @@ def group_pairs(
     rejected = np.repeat(lasts + np.cumsum(counts) - counts, counts) - 1 - np.arange(total)
     gaps = reward_gaps(rewards[chosen], rewards[rejected], near=near)
     tied = is_tied(rewards[chosen], rewards[rejected], options.tie_tolerance)
-    keep = within_bounds(gaps, options) & ~tied
+    # The maximum gap holds already: `lasts` are the rows beyond it.
+    keep = (gaps > 0) & (gaps >= options.min_gap) & ~tied
     differ = (hashes[chosen] != hashes[rejected]).any(axis=1)
     pairs = RowPairs(chosen, rejected, gaps).select(keep & differ)
     return pairs if largest is None else _largest(candidates, pairs, np.full(len(rows), largest))
-
-
-def within_bounds(gaps: Floats, options: PairOptions) -> npt.NDArray[np.bool_]:
-    keep = (gaps > 0) & (gaps >= options.min_gap)
-    return keep if options.max_gap is None else keep & (gaps <= options.max_gap)
 
 
 def count_gaps(starts: Indices, rewards: Floats, options: PairOptions) -> tuple[int, int, int]:
