@@ -1,5 +1,7 @@
 """Names of NAT and NeMo Gym are understood, and contradictions between names are refused."""
 
+import json
+
 import pytest
 
 from pairwright.config import PairsConfig
@@ -124,29 +126,16 @@ def test_names_of_nat_and_gym_work_in_a_configuration_and_contradictions_are_ref
         load_config(path)
 
 
-def test_the_curriculum_of_nat_becomes_ours():
-    theirs = {"enabled": True, "initial_percentile": 0.4, "increment_percentile": 0.1, "expansion_interval": 3}
-    assert own_names({"curriculum_learning": theirs}) == {
-        "curriculum": "easy-first", "curriculum_start": 0.4, "curriculum_increment": 0.1, "curriculum_interval": 3,
-    }  # fmt: skip
-    assert own_names({"curriculum_learning": {"enabled": True, "sort_ascending": True}}) == {
-        "curriculum": "hard-first", "curriculum_start": 0.3
-    }  # fmt: skip
-    assert own_names({"curriculum_learning": {"enabled": False, "initial_percentile": 0.4}}) == {}
-
-
 @pytest.mark.parametrize(
-    ("section", "message"),
-    [
-        ({"min_reward_diff": 0.1}, "min_gap bounds the gap"),
-        ({"random_subsample": 0.5}, "max_pairs draws a sample"),
-        ({"start": 0.5}, "unknown key 'start'"),
-        (True, "expected keys and values"),
-    ],
+    ("key", "value"),
+    [("tree", True), ("balance_by", "reweight"), ("curriculum_start", 0.3), ("curriculum_learning", {"enabled": True})],
 )
-def test_what_the_curriculum_of_nat_has_and_ours_has_not_is_refused_with_the_way_out(section, message):
-    with pytest.raises(ConfigError, match=message):
-        own_names({"curriculum_learning": section})
+def test_a_removed_option_says_what_holds_now(tmp_path, key, value):
+    from pairwright.config import load_config
+
+    (tmp_path / "run.yaml").write_text(json.dumps({"pairs": {key: value}}))
+    with pytest.raises(ConfigError, match=f"unknown key 'pairs.{key}', which was removed: "):
+        load_config(tmp_path / "run.yaml")
 
 
 def test_a_preset_gives_defaults_and_what_is_set_beside_it_wins():

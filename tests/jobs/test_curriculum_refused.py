@@ -7,7 +7,7 @@ from ruamel.yaml import YAML
 from generate.tiny_models import save_model
 from jobs.made_pairs import pair, pairs_table
 from pairwright.config import Config, load_config
-from pairwright.errors import ConfigError
+from pairwright.errors import ConfigError, TableError
 from pairwright.jobs import BACKENDS, JobRequest
 from pairwright.jobs.job import silent
 
@@ -15,7 +15,7 @@ from pairwright.jobs.job import silent
 def built(folder, stage=None):
     info = {} if stage is None else {"curriculum_stage": stage}
     table = pairs_table(folder, [msgspec.structs.replace(pair(task), info=info) for task in range(8)])
-    (table / "funnel.json").write_text('{"options": {"curriculum": "easy-first", "curriculum_interval": 5}}')
+    (table / "funnel.json").write_text('{"options": {"curriculum": "easy-first"}}')
     return table
 
 
@@ -27,7 +27,7 @@ def submit(name, tmp_path, pairs, say=silent):
 
 @pytest.mark.parametrize("name", ["trl", "nemo-rl", "nemo-customizer"])
 def test_stages_are_refused(tmp_path, name):
-    with pytest.raises(ConfigError, match="the stages of a curriculum"):
+    with pytest.raises(TableError, match="the stages of a curriculum"):
         submit(name, tmp_path, built(tmp_path / "pairs", stage=1))
     assert not (tmp_path / "run").exists()
 
@@ -49,10 +49,9 @@ def test_nemo_rl_keeps_the_order_of_the_file_and_says_so(tmp_path):
     ("backend", "pairs", "key"),
     [
         ("trl", "{curriculum: easy-first}", "pairs.curriculum"),
-        ("nemo-customizer", "{curriculum: easy-first, curriculum_start: 0.3}", "pairs.curriculum_start"),
-        ("nemo-rl", "{curriculum: hard-first, curriculum_start: 0.3}", "pairs.curriculum_start"),
+        ("nemo-customizer", "{curriculum: easy-first}", "pairs.curriculum"),
         ("nemo-rl", "{curriculum: hard-first}", None),
-        ("local", "{curriculum: easy-first, curriculum_start: 0.3}", None),
+        ("local", "{curriculum: easy-first}", None),
         ("trl", "{}", None),
     ],
 )

@@ -58,8 +58,6 @@ def options(draw):
     }
     if draw(st.booleans()):
         wanted |= {"high": Threshold(0.8, is_quantile=True), "low": Threshold(0.3, is_quantile=True)}
-    if wanted["curriculum"] != "none":
-        wanted["curriculum_start"] = draw(st.sampled_from([None, 0.3]))
     return PairOptions(**wanted)
 
 

@@ -1,18 +1,12 @@
-"""The curriculum: tasks by their mean reward, and stages that grow as NAT's do."""
+"""The curriculum: tasks in the order of their mean reward."""
 
-import math
-
-import numpy as np
+import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from made_tables import built, dropped, several
+from made_tables import built, several
 
-from pairwright.errors import ConfigError
-from pairwright.pairs import PairOptions
-from pairwright.pairs.curriculum import shares, stage_of_epoch, stages
-from pairwright.pairs.funnel import Reason
-from pairwright.pairs.pair_table import pair_batches
+from pairwright.errors import TableError
+from pairwright.pairs.curriculum import read_curriculum
+from pairwright.pairs.pair_table import pair_batches, pairs_to_batch, read_pairs, write_pairs
 
 
 def ten_tasks():
@@ -20,68 +14,27 @@ def ten_tasks():
     return [row for task in range(10) for row in several(1 - task / 20, 0.1, task=f"t{task}")]
 
 
-def staged(folder):
-    columns = pair_batches(folder / "pairs", ["task", "curriculum_stage"])
-    return [row for batch in columns for row in zip(*batch.to_pydict().values(), strict=True)]
+@pytest.mark.parametrize("curriculum", ["easy-first", "hard-first"])
+def test_pairs_are_in_the_order_of_their_tasks(tmp_path, curriculum):
+    pairs, _ = built(tmp_path, ten_tasks(), curriculum=curriculum)
+    tasks = [f"t{task}" for task in range(10)]
+    assert [pair.chosen_eid.task for pair in pairs] == (tasks if curriculum == "easy-first" else tasks[::-1])
+    assert read_curriculum(tmp_path / "pairs") == curriculum
+    (batch,) = pair_batches(tmp_path / "pairs", ["curriculum_stage"])
+    assert batch.column(0).null_count == 10
 
 
-def test_stages_begin_with_a_share_of_the_tasks_and_grow(tmp_path):
-    _, summary = built(tmp_path, ten_tasks(), curriculum="easy-first", curriculum_start=0.3)
-    assert staged(tmp_path) == [(f"t{task}", stage) for task, stage in enumerate([0, 0, 0, 1, 1, 2, 2, 3, 3, 4])]
-    assert summary["curriculum"] == [
-        {"stage": 0, "from_epoch": 0, "share": 0.3, "pairs": 3},
-        {"stage": 1, "from_epoch": 5, "share": 0.5, "pairs": 2},
-        {"stage": 2, "from_epoch": 10, "share": 0.7, "pairs": 2},
-        {"stage": 3, "from_epoch": 15, "share": 0.9, "pairs": 2},
-        {"stage": 4, "from_epoch": 20, "share": 1.0, "pairs": 1},
-    ]
+def test_pairs_without_a_curriculum_have_none(tmp_path):
+    built(tmp_path, ten_tasks())
+    assert read_curriculum(tmp_path / "pairs") is None
+    (tmp_path / "pairs" / "funnel.json").unlink()
+    assert read_curriculum(tmp_path / "pairs") is None
 
 
-def test_hard_tasks_come_first_on_request(tmp_path):
-    built(tmp_path, ten_tasks(), curriculum="hard-first", curriculum_start=0.5, curriculum_increment=0.5)
-    assert staged(tmp_path) == [(f"t{task}", int(task < 5)) for task in reversed(range(10))]
-
-
-def test_stages_count_the_tasks_that_are_left(tmp_path):
-    _, summary = built(tmp_path, ten_tasks(), curriculum="easy-first", curriculum_share=0.5, curriculum_start=0.4)
-    assert dropped(summary) == {Reason.CURRICULUM: 5}
-    assert [stage for _, stage in staged(tmp_path)] == [0, 0, 1, 2, 3]
-
-
-def test_without_stages_the_column_is_null(tmp_path):
-    built(tmp_path, ten_tasks(), curriculum="easy-first")
-    assert {stage for _, stage in staged(tmp_path)} == {None}
-
-
-def test_the_stage_is_in_the_pair_and_comes_back(tmp_path):
-    pairs, _ = built(tmp_path, ten_tasks(), curriculum="easy-first", curriculum_start=1.0)
-    assert {pair.info["curriculum_stage"] for pair in pairs} == {0}
-
-
-def test_a_trainer_knows_the_stage_of_an_epoch():
-    assert [stage_of_epoch(epoch, 5) for epoch in (0, 4, 5, 9, 10)] == [0, 0, 1, 1, 2]
-
-
-@given(
-    st.integers(1, 40), st.sampled_from([0.1, 0.3, 0.5, 1.0]), st.sampled_from([0.1, 0.2, 0.7]), st.integers(0, 9)
-)  # fmt: skip
-def test_what_is_included_at_a_stage_is_what_nat_would_include(num_tasks, start, increment, stage):
-    options = PairOptions(curriculum="easy-first", curriculum_start=start, curriculum_increment=increment)
-    found = stages(np.arange(num_tasks), options)
-    percentile = min(1.0, round(start + stage * increment, 9))
-    assert (found <= stage).sum() == max(1, math.ceil(round(num_tasks * percentile, 9)))
-    assert found.max() < len(shares(options))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"curriculum_start": 0.3}, "--curriculum easy-first"),
-        ({"curriculum": "easy-first", "curriculum_start": 0.0}, "above 0"),
-        ({"curriculum": "easy-first", "curriculum_increment": 1.5}, "at most 1"),
-        ({"curriculum": "easy-first", "curriculum_interval": 0}, "at least 1"),
-    ],
-)
-def test_stages_that_make_no_sense_are_refused(options, message):
-    with pytest.raises(ConfigError, match=message):
-        PairOptions(**options)
+def test_the_stages_of_earlier_versions_are_read_and_their_training_is_refused(tmp_path):
+    pairs, _ = built(tmp_path, ten_tasks(), curriculum="easy-first")
+    staged = [msgspec.structs.replace(pair, info={**pair.info, "curriculum_stage": 1}) for pair in pairs]
+    write_pairs(tmp_path / "pairs", [pairs_to_batch(staged)])
+    assert list(read_pairs(tmp_path / "pairs")) == staged
+    with pytest.raises(TableError, match="stages of a curriculum, which only earlier versions train"):
+        read_curriculum(tmp_path / "pairs")

@@ -5,7 +5,7 @@ from made_tables import built, dropped, rewards_of
 from pairwright import EID, Experience, Message, ToolCall
 from pairwright.pairs import PairOptions, build_pairs
 from pairwright.pairs.funnel import Reason
-from pairwright.pairs.pair_table import pair_id, read_pairs
+from pairwright.pairs.pair_table import pair_id
 
 SYSTEM, ASK = Message("system", "You rent boats."), Message("user", "A boat, please.")
 
@@ -53,14 +53,12 @@ def test_the_shared_prefix_is_the_prompt_whatever_the_call_ids_are(tmp_path):
     assert pair.id == pair_id(pair.prompt, pair.tools, pair.chosen, pair.rejected)
 
 
-def test_a_difference_outside_of_generated_turns_gives_no_pair_by_default(tmp_path):
+def test_a_difference_outside_of_generated_turns_gives_no_pair(tmp_path):
     good = run_of(0, 1.0, call("a", "{}"), result("a", "one boat"), say("Done."))
     bad = run_of(1, 0.0, call("a", "{}"), result("a", "no boat"), say("Sorry."))
     pairs, summary = built(tmp_path / "a", [good, bad], strategy="divergence")
     assert (pairs, dropped(summary)) == ([], {Reason.ENVIRONMENT: 1})
-    assert "--environment-divergence" in summary["hint"]
-    (pair,), _ = built(tmp_path / "b", [good, bad], strategy="divergence", environment_divergence=True)
-    assert pair.info == {"divergence": 3, "diverged_by": "environment"}
+    assert "users and tools that answer alike" in summary["hint"]
 
 
 def test_an_assistant_turn_of_the_prompt_is_not_generated_by_the_run(tmp_path):
@@ -82,21 +80,6 @@ def test_equal_runs_with_different_rewards_are_identical(tmp_path):
     runs = [run_of(0, 1.0, say("a")), run_of(1, 0.0, say("a"))]
     pairs, summary = built(tmp_path, runs, strategy="divergence")
     assert (pairs, dropped(summary)) == ([], {Reason.IDENTICAL: 1})
-
-
-def test_sibling_branches_are_compared_by_the_mean_reward_below_them(tmp_path):
-    runs = [
-        run_of(0, 1.0, say("left"), say("up")), run_of(1, 0.0, say("left"), say("down")),
-        run_of(2, 0.4, say("right"), say("up")), run_of(3, 0.0, say("right"), say("down")),
-    ]  # fmt: skip
-    pairs, _ = built(tmp_path, runs, strategy="divergence", tree=True)
-    found = {
-        (len(pair.prompt), pair.chosen[0].text, pair.rejected[0].text, pair.chosen_reward, pair.rejected_reward)
-        for pair in pairs
-    }
-    assert found == {(2, "left", "right", 0.5, 0.2), (3, "up", "down", 1.0, 0.0), (3, "up", "down", 0.4, 0.0)}
-    (root,) = (pair for pair in pairs if len(pair.prompt) == 2)
-    assert (root.chosen_eid.run, root.rejected_eid.run, root.info["num_runs"]) == (0, 3, [2, 2])
 
 
 def test_prompts_of_one_task_stay_on_one_side_of_the_split(tmp_path):
@@ -122,10 +105,6 @@ def test_real_tau_bench_runs_part_at_the_simulated_user(traces, tmp_path):
     summary = build_pairs([table], tmp_path / "pairs", PairOptions(strategy="divergence"))
     assert [stage["in"] for stage in summary["stages"]] == [48, 12, 36]
     assert dropped(summary) == {Reason.TIED: 18, Reason.ENVIRONMENT: 18}
-    options = PairOptions(strategy="divergence", environment_divergence=True)
-    assert build_pairs([table], tmp_path / "pairs", options)["pairs"] == 18
-    for pair in read_pairs(tmp_path / "pairs"):
-        assert (pair.prompt[0].role, pair.info["diverged_by"]) == ("system", "environment")
 
 
 def test_real_gym_rollouts_give_pairs_with_their_tool_calls(traces, tmp_path):

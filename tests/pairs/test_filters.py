@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from made_tables import built, candidate, dropped, rewards_of, several
-from msgspec.structs import replace
 
 from pairwright import Message
 from pairwright.pairs.funnel import Reason
@@ -111,30 +110,6 @@ def test_lengths_are_balanced_by_dropping_no_more_than_is_needed(tmp_path):
     pairs, summary = built(tmp_path / "b", lengths(30, 10), length_balance=0.2)
     assert abs(summary["length_effect"]) <= 0.2
     assert len(pairs) == 40 - dropped(summary)[Reason.LENGTH] > 20
-
-
-def test_lengths_are_balanced_by_weights_that_drop_nothing(tmp_path):
-    pairs, _ = built(tmp_path, lengths(30, 10), length_balance=0.2, balance_by="reweight")
-    weights = np.array([pair.weight for pair in pairs])
-    differences = np.array([len(pair.chosen[0].text) - len(pair.rejected[0].text) for pair in pairs])
-    mean = np.average(differences, weights=weights)
-    assert len(pairs) == 40
-    assert mean / np.sqrt(np.average((differences - mean) ** 2, weights=weights)) == pytest.approx(0.2, abs=1e-6)
-
-
-@pytest.mark.parametrize("weight", ["gap", "chosen"])
-def test_lengths_are_balanced_by_the_weights_that_training_sees(tmp_path, weight):
-    """Long chosen sides have small gaps: they prevail by number and not by weight, or the other way round."""
-    for name, factors in (("a", (0.1, 1.0)), ("b", (1.0, 0.1))):
-        rows = lengths(30, 10)
-        rows = [replace(row, reward=row.reward * factors[number >= 60]) for number, row in enumerate(rows)]
-        pairs, _ = built(tmp_path / name, rows, weight=weight, length_balance=0.2, balance_by="reweight")
-        weights = np.array([pair.weight for pair in pairs])
-        differences = np.array([len(pair.chosen[0].text) - len(pair.rejected[0].text) for pair in pairs])
-        mean = np.average(differences, weights=weights)
-        effect = mean / np.sqrt(np.average((differences - mean) ** 2, weights=weights))
-        assert abs(effect) == pytest.approx(0.2, abs=1e-6)
-        assert sorted({round(pair.weight / pair.gap, 9) for pair in pairs})[1:] == [1.0], "one direction is scaled"
 
 
 def test_near_duplicates_go_on_request(tmp_path):

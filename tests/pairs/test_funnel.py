@@ -109,28 +109,13 @@ def test_lint_finds(tmp_path, pairs, finding):
     assert finding not in [found.name for found in lint_pairs(tmp_path)]
 
 
-def test_what_lint_suggests_for_the_lengths_mends_the_finding(tmp_path):
-    """One pair of short sides the other way round: dropping leaves none, weights balance it."""
-    rows = [candidate(0.9, "y" * (90 + n), task=n) for n in range(4)]
-    rows += [candidate(0.5, "no", task=n, run=1) for n in range(4)]
-    rows += [candidate(0.9, "n", task=9), candidate(0.5, "no", task=9, run=1)]
-    built(tmp_path / "plain", rows)
-    (finding,) = lint_pairs(tmp_path / "plain" / "pairs", max_near=1.0)
-    assert finding.name == "length"
-    assert "--length-balance 0.5 --balance-by reweight" in finding.message
-    built(tmp_path / "balanced", rows, length_balance=0.5, balance_by="reweight")
-    assert lint_pairs(tmp_path / "balanced" / "pairs", max_near=1.0) == []
-
-
-def test_lint_suggests_no_weights_where_they_would_all_be_zero(tmp_path):
+def test_lint_suggests_other_pairs_where_dropping_would_leave_none(tmp_path):
     rows = [candidate(0.9, "y" * (90 + n), task=n) for n in range(4)]
     rows += [candidate(0.5, "no", task=n, run=1) for n in range(4)]
     built(tmp_path / "plain", rows)
     (finding,) = lint_pairs(tmp_path / "plain" / "pairs", max_near=1.0)
-    assert "no chosen side is shorter" in finding.message
-    assert "reweight" not in finding.message
-    built(tmp_path / "balanced", rows, length_balance=0.5, balance_by="reweight")
-    assert [found.name for found in lint_pairs(tmp_path / "balanced" / "pairs", max_near=1.0)] == ["no-weight"]
+    assert "too few chosen sides are shorter" in finding.message
+    assert "--length-balance" not in finding.message
 
 
 def test_statistics_count_the_rows_of_the_table(tmp_path):

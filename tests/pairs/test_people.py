@@ -50,8 +50,7 @@ def test_the_last_word_of_a_voter_counts_whichever_side_was_shown_first(tmp_path
     assert [(vote.voter, vote.winner, vote.verdict) for vote in votes.votes()] == [
         ("bob", None, "skip"), ("ada", B, "a")
     ]  # fmt: skip
-    assert votes.votes("ada")[0].time.endswith("Z")
-    assert votes.voters() == ["ada", "bob"]
+    assert all(vote.time.endswith("Z") for vote in votes.votes())
     assert votes.replay().count() == {"voters": 2, "decisions": 2, "skips": 1, "replaced": 1, "undone": 0}
 
 
@@ -63,7 +62,7 @@ def test_undo_takes_back_the_last_vote_of_that_voter_and_the_one_before_counts_a
     votes.vote("bob", A, B, "a")
     assert votes.undo("ada").verdict == "b"
     again = VoteFile(tmp_path / "votes.csv")
-    assert {(vote.b, vote.verdict) for vote in again.votes("ada")} == {(B, "a"), (C, "tie")}
+    assert {(vote.b, vote.verdict) for vote in again.votes() if vote.voter == "ada"} == {(B, "a"), (C, "tie")}
     assert again.undo("ada").verdict == "tie"
     assert again.undo("ada").verdict == "a"
     assert again.undo("ada") is None
@@ -78,7 +77,7 @@ def test_ratings_are_changed_skipped_and_undone(tmp_path):
     assert [(one.uid, one.rating) for one in ratings.ratings()] == [(A, 5.0), (B, None)]
     assert ratings.undo("ada").uid == B
     assert ratings.undo("ada").rating == 5.0
-    assert [(one.uid, one.rating) for one in ratings.ratings("ada")] == [(A, 3.0)]
+    assert [(one.uid, one.rating) for one in ratings.ratings() if one.voter == "ada"] == [(A, 3.0)]
 
 
 @pytest.mark.parametrize("cut", range(1, 60, 7))

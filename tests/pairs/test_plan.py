@@ -252,7 +252,6 @@ options = st.fixed_dictionaries(
         "validation": st.sampled_from([0.0, 0.4]),
         "length_balance": st.sampled_from([None, 0.3]),
         "curriculum": st.sampled_from(["none", "easy-first"]),
-        "tree": st.booleans(),
     }
 )
 
@@ -277,8 +276,7 @@ def test_every_pair_is_comparable_the_funnel_adds_up_and_order_does_not_matter(t
             == prompt_hash(pair.prompt, pair.tools)
         )
         assert pair.id == pair_id(pair.prompt, pair.tools, pair.chosen, pair.rejected)
-        if not chosen["tree"] or chosen["strategy"] != "divergence":
-            assert (best.reward, worst.reward) == (pair.chosen_reward, pair.rejected_reward)
+        assert (best.reward, worst.reward) == (pair.chosen_reward, pair.rejected_reward)
     sides = [
         {prompt_hash(pair.prompt, pair.tools) for pair in pairs if pair.split == split}
         for split in ("train", "validation")

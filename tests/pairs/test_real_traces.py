@@ -12,22 +12,17 @@ from pairwright.pairs.pair_stats import pair_statistics
 from pairwright.pairs.pair_table import read_pairs
 from pairwright.store.importing import import_files
 
-# What is asked for, and how many pairs come of it. The runs of tau-bench part where the simulated user words a request
-# differently, so that pairs of the model's own choices need the marked ones too.
-CASES = {
-    "tau_bench": ({"environment_divergence": True}, 18),
-    "nemo_gym": ({}, 2),
-}
+# How many pairs the runs of a folder give.
+CASES = {"nat_intermediate_steps": 5, "nemo_gym": 2}
 
 
 @pytest.fixture(scope="module", params=CASES)
 def built(request, traces, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
-    options, num_pairs = CASES[request.param]
     with Table(folder / "experience") as table:
         import_files([str(traces / request.param)], table, num_workers=1)
-    summary = build_pairs([table], folder / "pairs", PairOptions(strategy="divergence", **options))
-    return folder / "pairs", summary, num_pairs
+    summary = build_pairs([table], folder / "pairs", PairOptions(strategy="divergence"))
+    return folder / "pairs", summary, CASES[request.param]
 
 
 def test_the_funnel_of_real_traces_adds_up_and_is_written(built):
@@ -61,10 +56,10 @@ def test_pairs_of_real_traces_go_to_every_target_or_are_refused_with_a_reason(bu
         assert [type(json.loads(line)) for line in lines] == [dict] * summary.rows
 
 
-def test_runs_that_part_at_the_environment_say_how_to_get_pairs(traces, tmp_path):
+def test_runs_that_part_at_the_environment_say_why_they_are_no_pairs(traces, tmp_path):
     with Table(tmp_path / "experience") as table:
         import_files([str(traces / "tau_bench")], table, num_workers=1)
     summary = build_pairs([table], tmp_path / "pairs", PairOptions(strategy="divergence"))
     assert summary["pairs"] == 0
     assert Reason.ENVIRONMENT.value in summary["hint"]
-    assert "--environment-divergence" in summary["hint"]
+    assert "users and tools that answer alike" in summary["hint"]

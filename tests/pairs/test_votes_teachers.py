@@ -102,18 +102,6 @@ def test_the_required_number_of_agreeing_teachers_is_an_option(tmp_path):
         assert len(pairs) == count
 
 
-def test_the_best_scored_teacher_may_decide(tmp_path):
-    paths = []
-    for name, text, reward in (("x", "many", 0.1), ("y", "many", 0.2), ("z", "best", 0.9)):
-        paths.append(
-            made(
-                tmp_path / name, [candidate(reward, text, task="teach", prompt=(Message("user", "q0"),), suffix=text)]
-            ).path
-        )
-    (pair,), _ = built(tmp_path, student("poor"), strategy="teachers", teachers=tuple(paths), teacher_choice="best")
-    assert pair.chosen[0].text == "best"
-
-
 def test_a_rated_table_goes_on_with_any_strategy(tmp_path):
     rows = several(0.0, 0.1, 0.2)
     votes = csv_of(tmp_path, ("uid", "rating"), *((row.eid.uid, str(3 - run)) for run, row in enumerate(rows)))

@@ -1,6 +1,9 @@
 """Which items an update takes, and which of them are in memory together."""
 
 import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pairwright.config.train_config import TrainConfig
 from pairwright.tokens.batch.collate import Tree, collate_trees, count_distinct
@@ -12,6 +15,33 @@ def test_units_of_one_item_each_are_shuffled_as_items_are():
     items = np.array([4, 7, 1, 9, 3])
     alone, units = BatchOrder(items, 2, 5), BatchOrder(items, 2, 5, units=np.array([8, 2, 6, 0, 3]))
     assert [units.batch(step).tolist() for step in range(6)] == [alone.batch(step).tolist() for step in range(6)]
+
+
+@given(st.integers(1, 30), st.integers(1, 7), st.integers(1, 5), st.booleans())
+def test_an_order_is_a_pure_function_of_the_step(num_items, batch_size, epochs, shuffle):
+    items = np.arange(num_items) + 100
+    order = BatchOrder(items, batch_size, 7, shuffle)
+    num_steps = order.steps_per_epoch
+    for epoch in range(epochs):
+        trained = [order.batch(epoch * num_steps + place).tolist() for place in range(num_steps)]
+        assert sorted(item for batch in trained for item in batch) == items.tolist()
+        for place in range(num_steps):
+            step = epoch * num_steps + place
+            assert order.locate(step) == (epoch, place)
+            assert order.num_epochs(step + 1) == pytest.approx(epoch + (place + 1) / num_steps)
+            assert order.ends_period(step + 1, None) is (place == num_steps - 1)
+    assert order.num_steps(epochs) == epochs * num_steps
+    again = BatchOrder(items, batch_size, 7, shuffle)
+    for place in reversed(range(epochs * num_steps)):
+        assert again.batch(place).tolist() == order.batch(place).tolist()
+
+
+def test_periods_are_counted_in_epochs_fractions_or_updates():
+    order = BatchOrder(np.arange(10), batch_size=3, seed=0)
+    assert [step for step in range(1, 13) if order.ends_period(step, None)] == [4, 8, 12]
+    assert [step for step in range(1, 13) if order.ends_period(step, 0.5)] == [2, 4, 6, 8, 10, 12]
+    assert [step for step in range(1, 13) if order.ends_period(step, 5.0)] == [5, 10]
+    assert [order.num_epochs(step) for step in (0, 1, 4, 6)] == [0.0, 0.25, 1.0, 1.5]
 
 
 def test_items_of_a_unit_stay_together_in_every_epoch_and_all_of_them_come():

@@ -54,13 +54,12 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _follows_curriculum(self) -> "Config":
-        """Refuse a curriculum for trainers that ignore it; NeMo RL keeps the order of its file but has no stages."""
-        pairs, trainer = self.pairs, self.backend.name
-        key = "curriculum_start" if pairs.curriculum_start is not None else "curriculum"
-        if pairs.curriculum == "none" or trainer in ("local", "ray") or (trainer, key) == ("nemo-rl", "curriculum"):
+        """Refuse a curriculum for trainers that ignore it."""
+        trainer = self.backend.name
+        if self.pairs.curriculum == "none" or trainer in ("local", "ray", "nemo-rl"):
             return self
         raise ValueError(
-            f"pairs.{key}: backend {trainer} would train the pairs in another order: leave it out, or set "
+            f"pairs.curriculum: backend {trainer} would train the pairs in another order: leave it out, or set "
             "backend.name to local or ray"
         )
 

@@ -26,7 +26,6 @@ from pairwright.config.user_code import STRATEGIES, check_name
 from pairwright.paths import Place, is_address
 
 Share = Annotated[float, Field(ge=0, le=1)]
-PositiveShare = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 _UNITS = {"MB": 1, "GB": 1024}  # in megabytes
 STRATEGY_NAMES = ("all", "best-worst", "stratified", "divergence", "teachers", "imported")  # as in pairs.STRATEGIES
@@ -91,18 +90,22 @@ RewardThreshold = Annotated[
 _STRATEGY_OF = {
     "high": "stratified",
     "low": "stratified",
-    "tree": "divergence",
-    "environment_divergence": "divergence",
     "teachers": "teachers",
     "min_teachers": "teachers",
-    "teacher_choice": "teachers",
 }
-# Options that have an effect only together with another one
-_NEEDS = {
-    "max_per_chosen": "across_groups",
-    "balance_by": "length_balance",
-    "curriculum_increment": "curriculum_start",
-    "curriculum_interval": "curriculum_start",
+
+
+# Options of older versions, with their defaults
+_FORMER_KEYS = {
+    "min_candidates": 2,
+    "max_per_chosen": 1,
+    "balance_by": "drop",
+    "curriculum_start": None,
+    "curriculum_increment": 0.2,
+    "curriculum_interval": 5,
+    "tree": False,
+    "environment_divergence": False,
+    "teacher_choice": "majority",
 }
 
 
@@ -143,9 +146,7 @@ class PairsConfig(Section):
     low: RewardThreshold = Threshold(0.4, text=0.4)
     """stratified: highest reward of a rejected side, as a number or a quantile."""
     across_groups: bool = False
-    """stratified: also compare different prompts; such pairs are marked."""
-    max_per_chosen: Count = 1
-    """across_groups: number of rejected sides per chosen side."""
+    """stratified: also compare different prompts, each chosen side with one rejected side; such pairs are marked."""
     # filters of candidates and pairs
     dedupe: bool = True
     """Keep equal pairs once."""
@@ -160,9 +161,7 @@ class PairsConfig(Section):
     keep_masked: bool = False
     """Keep failed and masked runs."""
     length_balance: Annotated[float, Field(gt=0)] | None = None
-    """Bound on the length effect size: mean over standard deviation of the differences of lengths."""
-    balance_by: Literal["drop", "reweight"] = "drop"
-    """How to balance lengths."""
+    """Drop pairs until the length effect size (mean over standard deviation of length differences) is within this."""
     # split and order
     validation: Share = 0.0
     """Share of the groups for the validation split."""
@@ -170,23 +169,11 @@ class PairsConfig(Section):
     """Order of tasks by mean reward."""
     curriculum_share: Share | None = None
     """Keep only this share of the tasks, the first in the curriculum's order."""
-    curriculum_start: PositiveShare | None = None
-    """Divide the curriculum into stages; the first has this share of the tasks."""
-    curriculum_increment: PositiveShare = 0.2
-    """Share of the tasks that each further stage adds."""
-    curriculum_interval: Count = 5
-    """Epochs per stage."""
-    # options of the strategies `divergence` and `teachers`
-    tree: bool = False
-    """divergence: compare branches by their mean reward."""
-    environment_divergence: bool = False
-    """divergence: also pair runs that diverge at a user or tool message; such pairs are marked."""
+    # options of the strategy `teachers`
     teachers: tuple[PlaceText, ...] = ()
     """teachers: tables of the teachers' answers."""
     min_teachers: Count | None = None
     """teachers: how many must agree; by default more than half."""
-    teacher_choice: Literal["majority", "best"] = "majority"
-    """teachers: choose the most frequent answer, or the best-scored one."""
     # input and memory
     score: str | None = None
     """The stored score that counts as the reward: a scorer, or SCORER.CRITERION (`pairwright score`)."""
@@ -229,8 +216,6 @@ class PairsConfig(Section):
         # `not >=` and not `<`: it also refuses NaN
         if self.max_gap is not None and not self.max_gap >= self.min_gap:
             raise ValueError(f"max_gap: got {self.max_gap!r}, expected at least min_gap, {self.min_gap!r}")
-        if self.curriculum == "none" and self.curriculum_start is not None:
-            raise ValueError("curriculum_start: stages need an order: --curriculum easy-first or hard-first")
         if self.across_groups and self.strategy != "stratified":
             raise ValueError("across_groups: only the strategy 'stratified' can compare different prompts")
         if self.score is not None and (self.strategy == "imported" or self.votes is not None):
@@ -256,16 +241,10 @@ class PairsConfig(Section):
         ["high has no effect: only the strategy 'stratified' reads it"]
         """
         defaults = type(self).model_fields
-        changed = [key for key in (*_STRATEGY_OF, *_NEEDS) if getattr(self, key) != defaults[key].default]
-        strategies = {key: _STRATEGY_OF[key] for key in changed if key in _STRATEGY_OF}
-        lines = [
+        return [
             f"{key} has no effect: only the strategy {strategy!r} reads it"
-            for key, strategy in strategies.items()
-            if strategy != self.strategy
-        ]
-        needs = {key: _NEEDS[key] for key in changed if key in _NEEDS}
-        return lines + [
-            f"{key} has no effect without {other}" for key, other in needs.items() if not getattr(self, other)
+            for key, strategy in _STRATEGY_OF.items()
+            if strategy != self.strategy and getattr(self, key) != defaults[key].default
         ]
 
     @property
@@ -280,5 +259,5 @@ class PairsConfig(Section):
         if self.score is None:
             new |= {"reliability", "min_probability"}
         options = self.model_dump(mode="json", exclude={"preset", *new})
-        options["min_candidates"] = 2  # a key of older versions, with its default
+        options |= _FORMER_KEYS
         return {**options, "strategy": "given"} if self.strategy == "imported" else options

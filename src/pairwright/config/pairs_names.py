@@ -22,16 +22,6 @@ _SWITCHES: dict[str, dict[bool, dict[str, Any]]] = {
     "stratified": {True: {"strategy": "stratified"}, False: {}},
 }
 _STRATEGIES = {"same_prompt": "best-worst", "given": "imported"}  # Gym's name, and our former name
-_CURRICULUM = {
-    "initial_percentile": "curriculum_start",
-    "increment_percentile": "curriculum_increment",
-    "expansion_interval": "curriculum_interval",
-}
-_NAT_START = 0.3  # where NAT's curriculum begins if its section does not say
-_NOT_OURS = {
-    "min_reward_diff": "a group without different rewards gives no pair; min_gap bounds the gap of each",
-    "random_subsample": "max_pairs draws a sample",
-}
 FOREIGN_NAMES = (*_RENAMED, *_SWITCHES)
 
 
@@ -46,40 +36,13 @@ def own_names(section: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in section.items():
         if name == "strategy" and isinstance(value, str):
             value = _STRATEGIES.get(value, value)
-        for key, setting in _translate(name, value).items():
+        if name in _SWITCHES and not isinstance(value, bool):
+            raise ConfigError(f"pairs.{name}: got {value!r}, expected true or false")
+        settings = _SWITCHES[name][value] if name in _SWITCHES else {_RENAMED.get(name, name): value}
+        for key, setting in settings.items():
             if key in own and own[key] != setting:
                 raise ConfigError(
                     f"pairs.{name}: says {key} is {setting!r}, but {origins[key]} says {own[key]!r}: drop one"
                 )
             own[key], origins[key] = setting, name
     return own
-
-
-def _translate(name: str, value: Any) -> dict[str, Any]:
-    if name == "curriculum_learning":
-        return _curriculum(value)
-    if name in _SWITCHES:
-        if not isinstance(value, bool):
-            raise ConfigError(f"pairs.{name}: got {value!r}, expected true or false")
-        return _SWITCHES[name][value]
-    return {_RENAMED.get(name, name): value}
-
-
-def _curriculum(section: Any) -> dict[str, Any]:
-    """NAT's section: tasks sorted by mean reward, in stages that start with a share of the tasks and grow."""
-    if not isinstance(section, Mapping):
-        raise ConfigError(f"pairs.curriculum_learning: got {section!r}, expected keys and values")
-    # every key that NAT's section may have, with its default
-    names = {"enabled": False, "sort_ascending": False, **dict.fromkeys(_CURRICULUM), **dict.fromkeys(_NOT_OURS)}
-    for name, value in section.items():
-        if name not in names:
-            raise ConfigError(f"pairs.curriculum_learning: unknown key {name!r}; known keys: {', '.join(names)}")
-        if name in _NOT_OURS and value is not None:
-            raise ConfigError(f"pairs.curriculum_learning.{name}: leave it out: {_NOT_OURS[name]}")
-    settings = {**names, **section}
-    if not settings["enabled"]:
-        return {}
-    stages = {own: section[name] for name, own in _CURRICULUM.items() if section.get(name) is not None}
-    # ascending means that tasks with the lowest mean reward, the hard ones, come first
-    order = "hard-first" if settings["sort_ascending"] else "easy-first"
-    return {"curriculum": order, "curriculum_start": _NAT_START, **stages}

@@ -6,13 +6,10 @@ An ignored option would silently change the training, so every unsupported optio
 import math
 from pathlib import Path
 
-import polars as pl
-
 from pairwright.config.train_config import TrainConfig
 from pairwright.errors import ConfigError
 from pairwright.jobs.job import BackendError
 from pairwright.pairs.curriculum import read_curriculum
-from pairwright.pairs.pair_table import pair_batches
 from pairwright.tokens import ChatTokenizer, TokensError
 
 
@@ -48,21 +45,15 @@ def refuse_options(asked: dict[str, bool], *, trainer: str) -> None:
 def has_curriculum_order(pairs: Path, *, trainer: str, keeps_order: bool = False) -> bool:
     """Return whether a pairs table is in curriculum order. Raises if `trainer` would not follow it.
 
-    External trainers do not support stages, and those that shuffle (not `keeps_order`) lose the order.
+    External trainers that shuffle (not `keeps_order`) lose the order.
     """
-    stages = pair_batches(pairs, ["curriculum_stage"])
-    # The empty series provides the type if there are no pairs.
-    column = pl.concat([pl.Series([], dtype=pl.Int64), *(pl.Series(batch.column(0)) for batch in stages)])
-    curriculum = read_curriculum(pairs, column)
-    if curriculum is None:
-        return False
-    if curriculum.stages is not None or not keeps_order:
-        what = "the order of a curriculum" if curriculum.stages is None else "the stages of a curriculum"
+    curriculum = read_curriculum(pairs)
+    if curriculum is not None and not keeps_order:
         raise ConfigError(
-            f"{pairs}: the pairs have {what} ({curriculum.name}), which {trainer} would not follow: train with "
-            "backend.name: local, or build them without pairs.curriculum"
+            f"{pairs}: the pairs have the order of a curriculum ({curriculum}), which {trainer} would not follow: "
+            "train with backend.name: local, or build them without pairs.curriculum"
         )
-    return True
+    return curriculum is not None
 
 
 def micro_batch(train: TrainConfig, *, num_gpus: int, trainer: str) -> tuple[int, int]:

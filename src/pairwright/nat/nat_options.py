@@ -183,18 +183,14 @@ class PairwrightTrainerAdapterConfig(TrainerAdapterConfig, name="pairwright_trai
 
     def job_config(self) -> Config:
         """Return our configuration of a job."""
-        wait = {
-            "poll_interval_seconds": self.poll_interval_seconds,
-            "training_timeout_seconds": self.training_timeout_seconds,
-        }
         if self.backend == "nemo-customizer":
             own = (
                 *("entity_host", "datastore_host", "namespace", "dataset_name", "customization_config", "pin_revision"),
                 *("create_namespace_if_missing", "use_full_message_history", "deployment_timeout_seconds"),
+                *("poll_interval_seconds", "training_timeout_seconds"),
             )
             service = {
                 **{name: getattr(self, name) for name in own},
-                **wait,
                 "hf_token": self.hf_token or None,
                 "api_token": None if self.api_token is None else self.api_token.get_secret_value(),
                 "hyperparameters": self.hyperparameters.model_dump(exclude_none=True),
@@ -210,7 +206,7 @@ class PairwrightTrainerAdapterConfig(TrainerAdapterConfig, name="pairwright_trai
         return adjust_config(
             Config(),
             seed=self.seed,
-            backend={"name": self.backend, "local": wait},
+            backend={"name": self.backend},
             train=train,
             tokens=self.tokens.model_dump(exclude_unset=True),
             engine={**self.engine.model_dump(exclude_unset=True), **({"name": "ray"} if self.backend == "ray" else {})},

@@ -229,7 +229,7 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
                 table.append(experiences)
             config = self.config.pair_config()
             summary = build_pairs([table], folder / "pairs", pair_options(config))
-            self._read_funnel(summary)
+            self._metrics |= {"dropped": dict(drops_of(summary)), "hint": summary["hint"]}
             self._count_skipped(candidates_by_turn, config.pairs)
             pairs = [_preference(pair, by_uid, candidates_by_turn) for pair in Pairs(folder / "pairs")]
         turns = {key: number for number, key in enumerate(candidates_by_turn)}
@@ -253,11 +253,6 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
         for trajectory in trajectories:
             groups[(trajectory.metadata or {}).get("example_id", "unknown")].append(trajectory)
         return list(groups.values())
-
-    def _read_funnel(self, summary: Json) -> None:
-        """Add the drops of the funnel to the metrics, by reason."""
-        self._metrics["dropped"] = dict(drops_of(summary))
-        self._metrics["hint"] = summary["hint"]
 
     def _count_skipped(self, turns: Candidates, options: PairsConfig) -> None:
         """Count turns with one candidate, and comparisons below the minimum difference, as NAT does: all comparisons of

@@ -34,7 +34,6 @@ from pairwright.pairs.candidates.candidates import (
     read_candidate_rows,
 )
 from pairwright.pairs.crossing import check_within, count_crossings
-from pairwright.pairs.curriculum import shares
 from pairwright.pairs.decisions.exclusions import check_exclusions
 from pairwright.pairs.fetch_texts import PairTexts, num_slices
 from pairwright.pairs.funnel import FILE_NAME, Funnel, Reason, Stage
@@ -46,13 +45,22 @@ from pairwright.pairs.outcomes import FILE_NAME as OUTCOMES_FILE
 from pairwright.pairs.outcomes import OutcomesWriter, outcomes
 from pairwright.pairs.pair_table import FILE_NAME as PAIRS_FILE
 from pairwright.pairs.pair_table import write_pair_file
-from pairwright.pairs.partition import PartitionPlan, candidate_rewards, plan_partition
+from pairwright.pairs.partition import candidate_rewards, plan_partition
 from pairwright.pairs.partition_state import Clues, grouping_hint, hint_for, pair_examples
-from pairwright.pairs.selection import REASONS, Selection, narrow_columns, select_drafts
-from pairwright.pairs.shuffle_files import Stored, store_rows, take_rows
+from pairwright.pairs.selection import REASONS, Selection, select_drafts
+from pairwright.pairs.shuffle_files import Stored, take_rows
 from pairwright.pairs.strategies.strategies import compares_groups, with_thresholds
 from pairwright.pairs.strategies.votes import Votes, read_votes, with_ratings
-from pairwright.pairs.workers import PIECE_MEGABYTES, Progress, SpreadRows, spread_rows
+from pairwright.pairs.workers import (
+    PIECE_MEGABYTES,
+    BucketPlan,
+    Progress,
+    bucket_rewards,
+    plan_bucket,
+    report_progress,
+    shuffle_rows,
+    spread_rows,
+)
 from pairwright.paths import Place, build_folder, claim_folder, write_json, write_together
 from pairwright.store.score_log import read_score_log, read_slope
 from pairwright.store.table import Table
@@ -73,15 +81,14 @@ class _Planned:
     steps: list[pl.DataFrame] = field(default_factory=list)
     tasks: list[pl.DataFrame] = field(default_factory=list)
 
-    def add(
-        self, plan: PartitionPlan, narrow: pl.DataFrame, num_drafts: int, drafts: Stored, experiences: Stored
-    ) -> None:
+    def add(self, bucket: BucketPlan) -> None:
         """Add a partition, whose drafts and experiences are stored."""
-        self.stored.append((num_drafts, drafts, experiences))
+        plan = bucket.plan
+        self.stored.append((bucket.num_drafts, bucket.drafts, bucket.experiences))
         self.funnel.add(plan.funnel)
         self.scales = add_scales(self.scales, plan.scales)
         self.clues = self.clues.merged(plan.clues)
-        self.narrow.append(narrow)
+        self.narrow.append(bucket.narrow)
         self.steps.append(plan.steps)
         self.tasks.append(plan.tasks)
 
@@ -120,8 +127,7 @@ def build_pairs(
         number = num_buckets(tables, options)
         in_pieces = is_parted(options) and any(table.count() for table in tables)
         if in_pieces and (engine is not None or number > 1):
-            rows = SpreadRows(tables, options, folder, runner, progress, number=number)
-            planned, resolved = _plan_in_pieces(rows, options)
+            planned, resolved = _plan_in_pieces(tables, options, folder, runner, progress, number=number)
         else:
             planned, resolved, votes = _plan_in_memory(tables, everything, options, folder)
         slope = None
@@ -194,12 +200,18 @@ def build_pairs(
     return summary
 
 
-def _plan_in_pieces(rows: SpreadRows, options: PairOptions) -> tuple[_Planned, PairOptions]:
-    """Plan rows bucket by bucket; returns the plans, and the options with thresholds as rewards."""
-    resolved = _resolve_thresholds(rows.rewards(options), options)
+def _plan_in_pieces(
+    tables: Sequence[Table], options: PairOptions, folder: Place, engine: Engine, progress: Progress, *, number: int
+) -> tuple[_Planned, PairOptions]:
+    """Plan rows in at least `number` buckets; returns the plans, and the options with thresholds as rewards."""
+    buckets = shuffle_rows(tables, options, folder, engine, progress, number=number)
+    rewards = engine.map(partial(bucket_rewards, options=options), buckets)  # lazy: computed only for quantiles
+    resolved = _resolve_thresholds(rewards, options)
     planned = _Planned()
-    for bucket in rows.plans(resolved):
-        planned.add(bucket.plan, bucket.narrow, bucket.num_drafts, bucket.drafts, bucket.experiences)
+    plans = engine.map(partial(plan_bucket, options=resolved, folder=folder), buckets)
+    for several in report_progress(plans, len(buckets), progress):
+        for bucket in several:
+            planned.add(bucket)
     return planned, resolved
 
 
@@ -220,8 +232,7 @@ def _plan_in_memory(
     on_pairs = votes if votes is not None and votes.ratings is None else None
     for some in split_rows(rows, bounds):
         plan = plan_partition(some, resolved, tables=everything, votes=on_pairs)
-        stored = [store_rows(aside, frame) for frame in (plan.drafts, plan.experiences)]
-        planned.add(plan, narrow_columns(plan.drafts, resolved), plan.drafts.height, *stored)
+        planned.add(BucketPlan.of(plan, resolved, aside))
     return planned, resolved, votes
 
 
@@ -263,13 +274,11 @@ def _name_other_prompts(experiences: pl.DataFrame, crowded: pl.DataFrame) -> pl.
 def _add_decisions(
     drafts: pl.DataFrame, selection: Selection, places: npt.NDArray[np.int64], strategy: str, options: PairOptions
 ) -> pl.DataFrame:
-    """Add the results of selection to drafts: strategy, weight, split, curriculum stage and label noise.
+    """Add the results of selection to drafts: strategy, weight, split and label noise.
 
     `places` are the indices of the drafts among all kept drafts, in the order of planning.
     """
-    stages = noise = None
-    if selection.stages is not None:
-        stages = selection.stages[places]
+    noise = None
     if selection.probabilities is not None and options.reliability == "noise":
         noise = np.minimum(1 - selection.probabilities[places], MAX_NOISE)
     nothing = pl.repeat(None, drafts.height, eager=True)
@@ -277,7 +286,7 @@ def _add_decisions(
         pl.lit(strategy).alias("strategy"),
         pl.Series("weight", selection.weights[places], pl.Float64),
         selection.splits.gather(places).alias("split"),
-        pl.Series("curriculum_stage", nothing if stages is None else stages, pl.Int64),
+        pl.lit(None, pl.Int64).alias("curriculum_stage"),  # a column of earlier versions
         pl.Series("label_noise", nothing if noise is None else noise, pl.Float64),
     )
 
@@ -285,7 +294,7 @@ def _add_decisions(
 def _summary(
     selection: Selection, options: PairOptions, scales: dict[str, Scale], votes: Votes | None, slope: float | None
 ) -> dict[str, Any]:
-    """Return the part of funnel.json that precedes the stages: counts, options, reward scales, curriculum."""
+    """Return the part of funnel.json that precedes the stages: counts, options, reward scales."""
     num_pairs, effect = len(selection.splits), length_effect(selection.differences)
     summary: dict[str, Any] = {
         "pairs": num_pairs,
@@ -306,10 +315,4 @@ def _summary(
         }
     if votes is not None:
         summary["votes"] = votes.summary
-    if selection.stages is not None:
-        counts = np.bincount(selection.stages, minlength=len(shares(options))).tolist()
-        summary["curriculum"] = [
-            {"stage": stage, "from_epoch": stage * options.curriculum_interval, "share": float(share), "pairs": num}
-            for stage, (share, num) in enumerate(zip(shares(options), counts, strict=True))
-        ]
     return summary

@@ -36,19 +36,3 @@ def one_sided(differences: Floats, bound: float) -> Flags:
     bad = np.zeros(len(differences), np.bool_)
     bad[order[: len(differences) - num_left]] = True
     return bad
-
-
-def balance_weights(weights: Floats, differences: Floats, bound: float) -> Floats:
-    """Scale the weights of the prevailing direction down until the length effect of the weighted pairs is in bounds."""
-    effect = length_effect(differences, weights)
-    if abs(effect) <= bound:
-        return weights
-    direction = np.sign(effect)
-    prevailing = np.sign(differences) == direction
-    # Bisection: 60 halvings are more than the bits of a double.
-    low, high = 0.0, 1.0
-    for _ in range(60):  # the effect decreases with the weight of the prevailing pairs
-        middle = (low + high) / 2
-        effect = length_effect(differences, np.where(prevailing, middle * weights, weights)) * direction
-        low, high = (middle, high) if effect <= bound else (low, middle)
-    return np.where(prevailing, low * weights, weights)

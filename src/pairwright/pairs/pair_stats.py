@@ -12,7 +12,7 @@ from pairwright.pairs.candidates.candidates import TIE_TOLERANCE, is_tied
 from pairwright.pairs.candidates.trajectories import messages_of
 from pairwright.pairs.funnel import FILE_NAME as FUNNEL_NAME
 from pairwright.pairs.funnel import read_funnel
-from pairwright.pairs.length_balance import balance_weights, length_effect, one_sided
+from pairwright.pairs.length_balance import length_effect, one_sided
 from pairwright.pairs.near_duplicates import Signature, near_duplicates, signature
 from pairwright.pairs.pair_table import NARROW_PAIR_TYPES, pair_batches
 from pairwright.paths import Place
@@ -50,16 +50,13 @@ def _differences(frame: pl.DataFrame) -> Any:
 
 
 def _suggest_balance(folder: Place, bound: float) -> str:
-    """Return advice to bring the length effect within the bound: drop pairs, else reweight, else use other pairs."""
+    """Return advice to bring the length effect within the bound: drop pairs, else use other pairs."""
     differences = _differences(_narrow(folder))
     num_left = len(differences) - int(one_sided(differences, bound).sum())
     if num_left:
         return f"build with --length-balance {bound:g}, which keeps {num_left:,} of {len(differences):,} pairs"
-    # Weights can only balance pairs in both directions; otherwise all weights would be 0.
-    if balance_weights(np.ones(len(differences)), differences, bound).any():
-        return f"build with --length-balance {bound:g} --balance-by reweight (dropping pairs would leave none)"
     longer = "shorter" if differences.mean() > 0 else "longer"
-    return f"no chosen side is {longer}: neither dropping pairs nor weights balance that, other pairs would"
+    return f"too few chosen sides are {longer}: dropping pairs would leave none, other pairs would balance that"
 
 
 def pair_statistics(folder: Place) -> dict[str, Any]:

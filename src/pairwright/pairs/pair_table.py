@@ -23,6 +23,7 @@ from pairwright.paths.parquet_files import parquet_file
 from pairwright.records.experience import EID, Pair
 from pairwright.records.json_text import encode, from_json
 from pairwright.records.messages import Json, Message, canonical_messages, content_hash, prompt_hash
+from pairwright.store.columns import num_characters
 from pairwright.store.table_marker import MARKER as TABLE_MARKER
 
 FILE_NAME = "pairs.parquet"
@@ -135,14 +136,6 @@ def pairs_to_batch(pairs: Sequence[Pair]) -> pa.RecordBatch:
 def pairs_of_batch(batch: pa.RecordBatch) -> list[Pair]:
     """Invert `pairs_to_batch`."""
     return [_pair(row) for row in batch.to_pylist()]
-
-
-def num_characters(messages: Iterable[Message]) -> int:
-    """Count the characters of messages: text, reasoning and tool call arguments."""
-    return sum(
-        len(message.text) + len(message.reasoning or "") + sum(len(call.arguments) for call in message.tool_calls)
-        for message in messages
-    )
 
 
 def _row(pair: Pair) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Selection among the drafts of all partitions, on a few narrow columns of each draft.
 
 Drafts are dropped by curriculum, the cap of a task, sampling, near-duplicates and length balance, in this order; the
-others get a weight, a split, a curriculum stage and a position in the pairs table. Draft numbers are global across
+others get a weight, a split and a position in the pairs table. Draft numbers are global across
 partitions. Each step sees the drafts that earlier steps kept and orders them by gap, key and number, so that the result
 does not depend on the partitioning.
 """
@@ -17,9 +17,9 @@ from pairwright.errors import PairwrightError
 from pairwright.pairs.candidates.candidates import Flags, Floats, Indices
 from pairwright.pairs.candidates.pair_ids import seeded_draws, words_of
 from pairwright.pairs.candidates.validation_split import splits
-from pairwright.pairs.curriculum import stages, task_ranks
+from pairwright.pairs.curriculum import task_ranks
 from pairwright.pairs.funnel import Reason
-from pairwright.pairs.length_balance import balance_weights, one_sided
+from pairwright.pairs.length_balance import one_sided
 from pairwright.pairs.near_duplicates import near_drafts
 from pairwright.pairs.options import PairOptions
 from pairwright.store.table import Table
@@ -34,7 +34,6 @@ class Selection:
     reasons: npt.NDArray[np.uint8]
     weights: Floats
     splits: pl.Series
-    stages: Indices | None
     places: Indices | None
     """Position of each kept draft in the pairs table; None if drafts are written in their own order."""
     differences: Floats
@@ -107,7 +106,7 @@ def select_drafts(
         drop(Reason.SAMPLED, bad)
     if options.near_duplicates is not None and len(left):
         drop(Reason.NEAR_DUPLICATE, near_drafts(narrow[left], tables, options.near_duplicates))
-    if options.length_balance is not None and options.balance_by == "drop" and len(left):
+    if options.length_balance is not None and len(left):
         drop(Reason.LENGTH, one_sided(narrow["difference"].to_numpy()[left], options.length_balance))
     remaining = narrow if len(left) == narrow.height else narrow[left]
     in_order = None
@@ -118,9 +117,8 @@ def select_drafts(
     differences = remaining["difference"].to_numpy()
     return Selection(
         reasons=reasons,
-        weights=_weights(remaining, differences, options, None if likely is None else likely[left]),
+        weights=_weights(remaining, options, None if likely is None else likely[left]),
         splits=splits(remaining, validation=options.validation, seed=options.seed),
-        stages=None if ranks is None or options.curriculum_start is None else stages(ranks[left], options),
         places=in_order,
         differences=differences,
         probabilities=None if likely is None else likely[left],
@@ -141,8 +139,8 @@ def _beyond_tasks(narrow: pl.DataFrame, most: int) -> Flags:
     return bad
 
 
-def _weights(drafts: pl.DataFrame, differences: Floats, options: PairOptions, likely: Floats | None) -> Floats:
-    """Return the weights of drafts: 1, the gap or the chosen reward; optionally by reliability and length-balanced.
+def _weights(drafts: pl.DataFrame, options: PairOptions, likely: Floats | None) -> Floats:
+    """Return the weights of drafts: 1, the gap or the chosen reward; optionally by reliability.
 
     A label that is correct with probability p carries 2p - 1 of the signal of a certain label.
     """
@@ -156,7 +154,4 @@ def _weights(drafts: pl.DataFrame, differences: Floats, options: PairOptions, li
         )
     if likely is not None and options.reliability == "weight":
         weights = weights * (2 * likely - 1)
-    if options.length_balance is not None and options.balance_by == "reweight":
-        # Uses the weights of training, as `pairs lint` does.
-        weights = balance_weights(weights, differences, options.length_balance)
     return weights

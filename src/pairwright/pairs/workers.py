@@ -67,6 +67,18 @@ class BucketPlan:
     drafts: Stored
     experiences: Stored
 
+    @classmethod
+    def of(cls, plan: PartitionPlan, options: PairOptions, folder: Place | None) -> "BucketPlan":
+        """Store the drafts and experiences of a plan: in files of a folder, so that only the small rest is sent back
+        by a worker, or in memory."""
+        return cls(
+            plan=replace(plan, drafts=plan.drafts.clear(), experiences=plan.experiences.clear()),
+            narrow=narrow_columns(plan.drafts, options),
+            num_drafts=plan.drafts.height,
+            drafts=store_rows(folder, plan.drafts),
+            experiences=store_rows(folder, plan.experiences),
+        )
+
 
 def segments_of(tables: Sequence[Table]) -> list[Segment]:
     """List the segments of all tables, in order."""
@@ -80,36 +92,15 @@ def segments_of(tables: Sequence[Table]) -> list[Segment]:
     return segments
 
 
-class SpreadRows:
-    """The rows of tables, shuffled into at least `number` buckets, and planned bucket by bucket."""
-
-    def __init__(
-        self,
-        tables: Sequence[Table],
-        options: PairOptions,
-        folder: Place,
-        engine: Engine,
-        progress: Progress,
-        *,
-        number: int,
-    ) -> None:
-        self._folder, self._engine, self._progress = folder, engine, progress
-        number = min(MAX_BUCKETS, max(number, _BUCKETS_PER_WORKER * engine.num_workers))
-        part = partial(part_rows, number=number, folder=folder, where=options.where, keys=narrower_keys(options))
-        segments = segments_of(tables)
-        files = _report_progress(engine.map(part, segments), len(segments), progress)
-        self._buckets = _by_number(file for file in files if file is not None)
-
-    def rewards(self, options: PairOptions) -> Iterator[Floats]:
-        """Yield the rewards of the candidates of each bucket."""
-        return self._engine.map(partial(bucket_rewards, options=options), self._buckets)
-
-    def plans(self, options: PairOptions) -> Iterator[BucketPlan]:
-        """Yield the plans of all partitions, in order."""
-        plan = partial(plan_bucket, options=options, folder=self._folder)
-        results = self._engine.map(plan, self._buckets)
-        for plans in _report_progress(results, len(self._buckets), self._progress):
-            yield from plans
+def shuffle_rows(
+    tables: Sequence[Table], options: PairOptions, folder: Place, engine: Engine, progress: Progress, *, number: int
+) -> list[Numbered]:
+    """Shuffle the rows of tables into at least `number` buckets."""
+    number = min(MAX_BUCKETS, max(number, _BUCKETS_PER_WORKER * engine.num_workers))
+    part = partial(part_rows, number=number, folder=folder, where=options.where, keys=narrower_keys(options))
+    segments = segments_of(tables)
+    files = report_progress(engine.map(part, segments), len(segments), progress)
+    return _by_number(file for file in files if file is not None)
 
 
 def spread_rows(
@@ -125,10 +116,10 @@ def spread_rows(
         if last > first:
             tasks.append((segment, wanted[first:last] - ends[0]))
     fetch = partial(fetch_texts, columns=texts.columns, folder=folder)
-    files = list(_report_progress(engine.map(fetch, tasks), len(tasks), progress))
+    files = list(report_progress(engine.map(fetch, tasks), len(tasks), progress))
     with_texts = dict(_by_number(files))
     slices = [(number, drafts, with_texts[number]) for number, drafts in _by_number(texts.files)]
-    for batches in _report_progress(engine.map(make_rows, slices), len(slices), progress):
+    for batches in report_progress(engine.map(make_rows, slices), len(slices), progress):
         yield from batches
 
 
@@ -155,21 +146,8 @@ def bucket_rewards(task: Numbered, *, options: PairOptions) -> Floats:
 
 def plan_bucket(task: Numbered, *, options: PairOptions, folder: Place) -> list[BucketPlan]:
     """Task: plan a bucket from its shuffle files; returns one plan for each partition."""
-    plans = []
     with plain_memory():
-        for rows in _partitions(task, options):
-            plan = plan_partition(rows, options)
-            plans.append(
-                BucketPlan(
-                    # Drafts and experiences are in files; only the small rest of the plan is sent back.
-                    plan=replace(plan, drafts=plan.drafts.clear(), experiences=plan.experiences.clear()),
-                    narrow=narrow_columns(plan.drafts, options),
-                    num_drafts=plan.drafts.height,
-                    drafts=store_rows(folder, plan.drafts),
-                    experiences=store_rows(folder, plan.experiences),
-                )
-            )
-    return plans
+        return [BucketPlan.of(plan_partition(rows, options), options, folder) for rows in _partitions(task, options)]
 
 
 def fetch_texts(task: tuple[Segment, Indices], *, columns: tuple[str, ...], folder: Place) -> Aside:
@@ -207,7 +185,7 @@ def _by_number(files: Iterable[Aside]) -> list[Numbered]:
     return sorted(by_number.items())
 
 
-def _report_progress(results: Iterable[R], total: int, progress: Progress) -> Iterator[R]:
+def report_progress(results: Iterable[R], total: int, progress: Progress) -> Iterator[R]:
     for done, result in enumerate(results, 1):
         progress(done, total)
         yield result

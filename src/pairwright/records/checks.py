@@ -48,14 +48,14 @@ def set_array(record: msgspec.Struct, field: str, dtype: str) -> Array:
     return array
 
 
-def set_tokens(record: msgspec.Struct, field: str = "tokens") -> int:
-    """Convert a field to an array of token ids; returns their number."""
-    tokens = set_array(record, field, "int32")
+def set_tokens(record: msgspec.Struct) -> int:
+    """Convert `tokens` to an array of token ids; returns their number."""
+    tokens = set_array(record, "tokens", "int32")
     if dtype_name(tokens) not in INTEGERS or tokens.ndim != 1:
-        raise RecordError(field, tokens, "a one-dimensional array of integers")
+        raise RecordError("tokens", tokens, "a one-dimensional array of integers")
     # one pass instead of min and max: the bitwise or is negative if any id is, and >= 2**31 if any id is
     if tokens.size and not 0 <= np.bitwise_or.reduce(tokens) < 2**31:
-        raise RecordError(field, tokens, "token ids from 0 to 2**31 - 1")
+        raise RecordError("tokens", tokens, "token ids from 0 to 2**31 - 1")
     return tokens.size
 
 
@@ -76,14 +76,14 @@ def set_response_arrays(record: msgspec.Struct, fields: tuple[str, ...], length:
             raise RecordError(f"{field}.dtype", dtype_name(array), "a floating-point dtype")
 
 
-def set_reward(record: msgspec.Struct, field: str = "reward") -> None:
-    """Convert a field to a float or None. NaN and infinities are allowed: such a record is valid, but unscored."""
-    reward = getattr(record, field)
+def set_reward(record: msgspec.Struct) -> None:
+    """Convert `reward` to a float or None. NaN and infinities are allowed: such a record is valid, but unscored."""
+    reward = record.reward  # type: ignore[attr-defined]
     if type(reward) is float or reward is None:
         return
     if not isinstance(reward, bool | int | float | np.integer | np.floating | np.bool_):
-        raise RecordError(field, reward, "a number, or None where there is no score")
-    force_setattr(record, field, float(reward))
+        raise RecordError("reward", reward, "a number, or None where there is no score")
+    force_setattr(record, "reward", float(reward))
 
 
 def check_truncation(status: str | None) -> None:

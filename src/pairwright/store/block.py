@@ -138,7 +138,9 @@ def _odd_arrays(exp: Experience) -> Iterator[tuple[Path, Array]]:
 def experiences_of(block: Block, data: memoryview) -> list[Experience]:
     """Build and validate the experiences of a block; inverts `block_of`."""
     # Keyword arguments of each record; collected first, since a record is validated when it is built.
-    fields: list[dict[str, Any]] = [{} for _ in range(_check_length(block))]
+    if block.num_records != len(block.eid):
+        raise CorruptBytes(f"{block.num_records} records, but {len(block.eid)} ids")
+    fields: list[dict[str, Any]] = [{} for _ in block.eid]
     for name in _PLAIN:
         _spread(fields, name, getattr(block, name))
     for name in _OPEN_JSON:
@@ -169,12 +171,6 @@ def place_arrays(fields: list[dict[str, Any]], entries: Iterable[Entry]) -> dict
         else:
             raise CorruptBytes(f"array of an unknown field {'.'.join(path)}")
     return sides
-
-
-def _check_length(block: Block) -> int:
-    if block.num_records != len(block.eid):
-        raise CorruptBytes(f"{block.num_records} records, but {len(block.eid)} ids")
-    return len(block.eid)
 
 
 def _spread(fields: list[dict[str, Any]], name: str, values: Any) -> None:

@@ -81,7 +81,8 @@ def _side_json(side: Side) -> bytes:
     return encode(side_meta(side))
 
 
-def num_characters(messages: tuple[Message, ...]) -> int:
+def num_characters(messages: Iterable[Message]) -> int:
+    """Count the characters of messages: text, reasoning and tool call arguments."""
     total = 0
     for message in messages:
         total += len(message.content) if type(message.content) is str else len(message.text)

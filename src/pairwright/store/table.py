@@ -329,18 +329,15 @@ class Table(RowAccess[Experience]):
         folder = local_path(self.path)
         # Rewritten parts must not be merged meanwhile.
         with nullcontext() if folder is None else lock_parts(folder, wait=True):
-            return sum(self._delete_from(part, where, footer.num_rows) for part, footer in self._parts_with_footers())
-
-    def _parts_with_footers(self) -> list[tuple[Place, Any]]:
-        parts = self.parts()
-        return list(zip(parts, footers_of(parts), strict=True))
-
-    def _delete_from(self, part: Place, where: "pl.Expr", num_rows: int) -> int:
-        # Rows for which the condition is null are kept.
-        remaining = scan_parquet(part, SCHEMA).filter(where.not_() | where.is_null()).collect().to_arrow()
-        if remaining.num_rows < num_rows:
-            self._write_part(part.stem, remaining.cast(SCHEMA).to_batches(max_chunksize=ROWS_PER_GROUP))
-        return num_rows - int(remaining.num_rows)
+            num_deleted = 0
+            parts = self.parts()
+            for part, footer in zip(parts, list(footers_of(parts)), strict=True):
+                # Rows for which the condition is null are kept.
+                remaining = scan_parquet(part, SCHEMA).filter(where.not_() | where.is_null()).collect().to_arrow()
+                if remaining.num_rows < footer.num_rows:
+                    self._write_part(part.stem, remaining.cast(SCHEMA).to_batches(max_chunksize=ROWS_PER_GROUP))
+                num_deleted += footer.num_rows - int(remaining.num_rows)
+            return num_deleted
 
     def compact(self) -> int:
         """Convert journals of this object, and of writers that have ended, to parts; merge parts if many are small.

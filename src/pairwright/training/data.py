@@ -20,7 +20,7 @@ import torch
 from pairwright.config.sections import TokensConfig
 from pairwright.errors import PairwrightError
 from pairwright.ledger.trained import HeldTurns
-from pairwright.pairs.curriculum import Curriculum, read_curriculum
+from pairwright.pairs.curriculum import read_curriculum
 from pairwright.pairs.decisions.exclusions import check_exclusions, read_exclusions
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.pair_table import FILE_NAME, PAIR_SCHEMA, pair_batches
@@ -112,7 +112,7 @@ class PairData(_Trees):
     validation: Array
     counts: dict[str, int]
     refusals: dict[str, str] = field(default_factory=dict)
-    curriculum: Curriculum | None = None
+    curriculum: str | None = None  # easy-first or hard-first if the table is in this order
     tasks: Array | None = None  # the number of each pair's task
     noise: Array | None = None  # probability that a pair's label is wrong, NaN if unknown; None if all are unknown
     uses_credit: bool = False  # weigh tokens by the values of their turns
@@ -150,8 +150,11 @@ class PairData(_Trees):
 
     @property
     def fingerprint(self) -> str:
-        parts = [self.pairs.ids, self.pairs.lengths.tolist(), self.weights.tolist(), self.train.tolist()]
-        return content_hash(*parts, *([] if self.curriculum is None else [self.curriculum.as_json()]))
+        parts: list[Any] = [self.pairs.ids, self.pairs.lengths.tolist(), self.weights.tolist(), self.train.tolist()]
+        if self.curriculum is not None:
+            # As earlier versions described it, so that their runs resume.
+            parts.append({"name": self.curriculum, "stages": None, "interval": 1})
+        return content_hash(*parts)
 
 
 @dataclass(frozen=True)
@@ -186,7 +189,6 @@ class PolicyData(_Trees):
     num_validation: int = 0
     refusals: dict[str, str] = field(default_factory=dict)
     signals: TokenSignals = field(default_factory=TokenSignals)
-    curriculum: Curriculum | None = None
     uses_credit: bool = False  # tokens count by the values of their turns
     _recent: dict[int, Looked] = field(default_factory=dict)
 
@@ -245,8 +247,7 @@ class PolicyData(_Trees):
 
     @property
     def fingerprint(self) -> str:
-        parts = [self.ids, self.lengths.tolist(), self.rewards.tolist(), self.signals.fingerprint]
-        return content_hash(*parts, *([] if self.curriculum is None else [self.curriculum.as_json()]))
+        return content_hash(self.ids, self.lengths.tolist(), self.rewards.tolist(), self.signals.fingerprint)
 
 
 _COLUMNS = ("lengths", "rewards", "groups")
@@ -299,7 +300,7 @@ def load_pairs(
     _require_values(source, manifest, uses_credit=uses_credit)
     pairs = read_pairs(tokens)
     # One row per pair id, in the order of the cache; `row` is the position in the table.
-    columns = ["id", "weight", "gap", "split", "curriculum_stage", "tid", "label_noise"]
+    columns = ["id", "weight", "gap", "split", "tid", "label_noise"]
     empty = pa.Table.from_batches([], schema=pa.schema([PAIR_SCHEMA.field(name) for name in columns]))
     frames = [pl.DataFrame(empty), *(pl.DataFrame(batch) for batch in pair_batches(source, columns))]
     narrow = pl.concat(frames).with_row_index("row")
@@ -329,7 +330,7 @@ def load_pairs(
         validation=in_order[(wanted & held)[in_order]],
         counts={**counts, "truncated": manifest["truncated"], "recorded": manifest["recorded"], **_losses(manifest)},
         refusals={name: reason for name, reason, _ in list_refusals(tokens)},
-        curriculum=read_curriculum(source, rows["curriculum_stage"]),
+        curriculum=read_curriculum(source),
         tasks=rows["tid"].rank("dense").to_numpy(),
         noise=None
         if rows["label_noise"].null_count() == rows.height

@@ -22,7 +22,6 @@ import numpy as np
 from pairwright.config.sections import TokensConfig
 from pairwright.config.train_config import DistillConfig
 from pairwright.ledger.trained import HeldTurns
-from pairwright.pairs.curriculum import Curriculum
 from pairwright.paths import write_json
 from pairwright.records.arrays import Array
 from pairwright.records.messages import Json, content_hash
@@ -69,7 +68,6 @@ class DistillData:
     num_tokens: Array  # (N,) of both sides together
     counts: dict[str, int]
     refusals: dict[str, str] = field(default_factory=dict)
-    curriculum: Curriculum | None = None
 
     @property
     def weights(self) -> Array:
@@ -94,8 +92,7 @@ class DistillData:
 
     @property
     def fingerprint(self) -> str:
-        stages = [] if self.curriculum is None else [self.curriculum.as_json()]
-        return content_hash(self.ids, self.num_tokens.tolist(), *stages)
+        return content_hash(self.ids, self.num_tokens.tolist())
 
 
 def load_distill_data(

@@ -36,7 +36,7 @@ from pairwright.training.checkpoint import (
     save_checkpoint,
 )
 from pairwright.training.chosen_watch import ChosenWatch
-from pairwright.training.data import LOSSES, UNUSED, DataError
+from pairwright.training.data import LOSSES, UNUSED
 from pairwright.training.metrics import REPORTERS, Log, Progress, Sums, add, check_reporters, means
 from pairwright.training.model.load_model import model_hash, save_model, trainable
 from pairwright.training.model.policy_model import open_policy
@@ -209,11 +209,6 @@ class Training:
         self.order = self.channels[0].order
         # 1 << 62: no limit.
         self.num_steps = min(settings.max_steps or 1 << 62, self.order.num_steps(settings.epochs))
-        if not self.num_steps and len(self.order.items):
-            raise DataError(
-                f"train.epochs: {settings.epochs} gives no update: the first stages of the curriculum have no pair for "
-                f"training, and the first update is in epoch {self.order.locate(0)[0] + 1}: set at least that number"
-            )
         self.weights = trainable(self.policy.model)
         num_trained = sum(tensor.numel() for tensor in self.weights.values())
         self.rate = settings.learning_rate or default_rate(num_trained)
@@ -418,7 +413,7 @@ class Training:
             num_steps=self.num_steps,
             step=self.state.step,
             notes=notes,
-            steps_per_epoch=self.order.steps_in_epoch_of(self.state.step),
+            steps_per_epoch=self.order.steps_per_epoch,
             counts={channel.name: channel.counts for channel in self.channels},
             fingerprint=self.state.fingerprint,
             tokens=self.config.tokens.content(),

@@ -137,9 +137,7 @@ class Log:
         step = self._state.step
         epoch = self._order.num_epochs(step)
         self._folder.write_metrics({"step": step, "epoch": round(epoch, 4), "time": time.time(), **values})
-        # `step` counts finished updates: the newest one is step - 1.
-        per_epoch = self._order.steps_in_epoch_of(max(0, step - 1))
-        self._folder.write_status(step=step, epoch=round(epoch, 4), steps_per_epoch=per_epoch)
+        self._folder.write_status(step=step, epoch=round(epoch, 4), steps_per_epoch=self._order.steps_per_epoch)
         for reporter in self._reporters:
             reporter.log(values, step)
         self._progress({"kind": kind, "step": step, "num_steps": self._num_steps, "epoch": epoch, **values})

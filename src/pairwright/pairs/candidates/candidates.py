@@ -87,10 +87,8 @@ def decimal_gap(higher: float, lower: float) -> float:
     return float(Decimal(repr(float(higher))) - Decimal(repr(float(lower))))
 
 
-def is_tied(
-    higher: Floats | float, lower: Floats | float, tolerance: float, *, scale: Floats | float = TIE_FLOOR
-) -> Flags:
-    """Mask of rewards that differ by at most `tolerance` times the larger magnitude, which is at least `scale`.
+def is_tied(higher: Floats | float, lower: Floats | float, tolerance: float) -> Flags:
+    """Mask of rewards that differ by at most `tolerance` times the larger magnitude, which is at least `TIE_FLOOR`.
 
     In sorted order, the rewards that tie with a given one are contiguous.
 
@@ -98,15 +96,15 @@ def is_tied(
     [True, False, False]
     """
     with np.errstate(over="ignore"):
-        size = np.maximum(np.maximum(np.abs(higher), np.abs(lower)), scale)
+        size = np.maximum(np.maximum(np.abs(higher), np.abs(lower)), TIE_FLOOR)
         tied: Flags = np.abs(higher - lower) <= tolerance * size
     return tied
 
 
-def is_tied_expression(tolerance: float, one: str = "chosen_reward", other: str = "rejected_reward") -> pl.Expr:
-    """Polars expression: `is_tied` of two columns."""
-    size = pl.max_horizontal(pl.col(one).abs(), pl.col(other).abs(), pl.lit(TIE_FLOOR))
-    tied: pl.Expr = (pl.col(one) - pl.col(other)).abs() <= tolerance * size
+def is_tied_expression(tolerance: float) -> pl.Expr:
+    """Polars expression: `is_tied` of the rewards of drafts."""
+    chosen, rejected = pl.col("chosen_reward"), pl.col("rejected_reward")
+    tied: pl.Expr = (chosen - rejected).abs() <= tolerance * pl.max_horizontal(chosen.abs(), rejected.abs(), TIE_FLOOR)
     return tied
 
 
@@ -378,7 +376,7 @@ def _read_together(batches: Iterable[pa.RecordBatch]) -> Iterator[pl.DataFrame]:
 
 
 def _select_narrow(
-    experiences: pl.LazyFrame, first: int, where: str | None, keys: Sequence[str], excluded: Iterable[str] = ()
+    experiences: pl.LazyFrame, first: int, where: str | None, keys: Sequence[str], excluded: Iterable[str]
 ) -> pl.DataFrame:
     """Select the narrow columns of experiences; `first` is the row number of the first one, `excluded` has ids."""
     ids = pl.Series(list(excluded), dtype=pl.String)

@@ -11,8 +11,8 @@ import msgspec
 import polars as pl
 import xxhash
 
-from pairwright.pairs.pair_table import num_characters
 from pairwright.records.messages import Message, canonical_messages, completion_of_text, content_hash, text_prompt
+from pairwright.store.columns import num_characters
 from pairwright.store.table import Table
 
 _CONTENT = ("uid", "prompt", "tools", "completion", "prompt_text", "response_text")

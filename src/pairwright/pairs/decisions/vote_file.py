@@ -173,16 +173,9 @@ class _DecisionFile(Generic[D]):
         self._log.append(**{**cells, self._undo_column: UNDO})
         return own[-1]
 
-    def voters(self) -> list[str]:
-        """Return the sorted names of people with decisions."""
-        return sorted({decision.voter for decision in self.replay().decisions})
-
     def replay(self) -> Replay[D]:
         """Read the file, including lines that other processes have added."""
         return replay(self._log.read(), self._parse, column=self._undo_column)
-
-    def _standing(self, voter: str | None) -> list[D]:
-        return [one for one in self.replay().decisions if voter is None or one.voter == check_name(voter)]
 
 
 class VoteFile(_DecisionFile[Vote]):
@@ -215,9 +208,9 @@ class VoteFile(_DecisionFile[Vote]):
         self._log.append(voter=vote.voter, a=a, b=b, verdict=verdict)
         return vote
 
-    def votes(self, voter: str | None = None) -> list[Vote]:
-        """Return the current votes, oldest first: the last of each person (or of `voter`) on each pair."""
-        return self._standing(voter)
+    def votes(self) -> list[Vote]:
+        """Return the current votes, oldest first: the last of each person on each pair."""
+        return self.replay().decisions
 
     def _parse(self, line: Line) -> Vote:
         return parse_vote(self.path, line)
@@ -237,9 +230,9 @@ class RatingFile(_DecisionFile[Rating]):
         self._log.append(voter=own.voter, uid=uid, rating=SKIP if rating is None else repr(float(rating)))
         return own
 
-    def ratings(self, voter: str | None = None) -> list[Rating]:
-        """Return the current ratings, oldest first: the last of each person (or of `voter`) on each experience."""
-        return self._standing(voter)
+    def ratings(self) -> list[Rating]:
+        """Return the current ratings, oldest first: the last of each person on each experience."""
+        return self.replay().decisions
 
     def _parse(self, line: Line) -> Rating:
         return parse_rating(self.path, line)

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from pairwright.pairs.candidates.candidates import PLACE_BITS, Indices
 from pairwright.pairs.candidates.trajectories import messages_of, prompt_messages
-from pairwright.pairs.pair_table import num_characters
 from pairwright.records.messages import canonical_messages, content_hash
+from pairwright.store.columns import num_characters
 from pairwright.store.table import Table
 
 _CONTENT = ("prompt", "tools", "completion", "prompt_text")

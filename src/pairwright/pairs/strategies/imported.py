@@ -13,11 +13,11 @@ import polars as pl
 
 from pairwright.pairs.candidates.candidates import decimal_gap
 from pairwright.pairs.funnel import Reason
-from pairwright.pairs.pair_table import num_characters
 from pairwright.pairs.partition_state import PartitionState
 from pairwright.pairs.strategies.pairing import add_keys, no_drafts
 from pairwright.records.messages import Message, canonical_messages, completion_of_text, content_hash, count_ids
 from pairwright.store.block import SideMeta, side_of_meta
+from pairwright.store.columns import num_characters
 
 _side = msgspec.json.Decoder(SideMeta).decode
 
@@ -52,7 +52,15 @@ def plan_imported(state: PartitionState) -> pl.DataFrame:
             rejected_row="row",
         ).hstack(facts)
     )
-    return _drop_incomparable(drafts, state)
+    tied, *bounds = state.gap_checks()
+    checks = [
+        (Reason.EMPTY, (pl.col("num_chosen_characters") < 0) | (pl.col("num_rejected_characters") < 0)),
+        (Reason.IDENTICAL, pl.col("chosen_hash") == pl.col("rejected_hash")),
+        tied,
+        (Reason.OPPOSITE, pl.col("gap") < 0),
+        *bounds,
+    ]
+    return state.drop_where(drafts, checks)
 
 
 def side_messages(text: str, *, prompt_is_text: bool) -> tuple[Message, ...]:
@@ -83,18 +91,6 @@ def _sides(uid: str, chosen_text: str, rejected_text: str, *, prompt_is_text: bo
         facts[f"{name}_uid"] = side.eid.uid if side.eid is not None else uid
         facts[f"{name}_reward"] = float(reward or 0.0)
         is_empty = not any(message.text.strip() or message.tool_calls or count_ids(message) for message in messages)
-        # -1 marks an empty side, which `_drop_incomparable` drops; with `verbatim` it stays.
+        # -1 marks an empty side, which `plan_imported` drops; with `verbatim` it stays.
         facts[f"num_{name}_characters"] = -1 if is_empty and not keep_empty else num_characters(messages)
     return facts
-
-
-def _drop_incomparable(drafts: pl.DataFrame, state: PartitionState) -> pl.DataFrame:
-    tied, *bounds = state.gap_checks()
-    checks = [
-        (Reason.EMPTY, (pl.col("num_chosen_characters") < 0) | (pl.col("num_rejected_characters") < 0)),
-        (Reason.IDENTICAL, pl.col("chosen_hash") == pl.col("rejected_hash")),
-        tied,
-        (Reason.OPPOSITE, pl.col("gap") < 0),
-        *bounds,
-    ]
-    return state.drop_where(drafts, checks)

@@ -3,13 +3,12 @@
 In a group sorted by reward, at least i·j - 1 other pairs have a gap no smaller than that of the i-th best and the j-th
 worst row: the pairs of the i best with the j worst. So only pairs with i·j ≤ K can be among the K largest gaps: about
 K·ln K of them, independent of the group size. If d pairs of a group are unusable (identical completions, rewards that
-differ by float noise only), the bound is i·j ≤ K + d. Equal gaps are ordered by i + j, then by i, which is consistent
-with the bound. The bound does not hold with a maximum gap, since the largest gaps are excluded; large groups are then
-walked with a heap, in descending order of gap, from the largest allowed gap of each row.
+differ by float noise only), the bound is i·j ≤ K + d. A maximum gap excludes the largest gaps, so that the bound does
+not hold: then only the K + d rows whose largest allowed gaps come first are used, each with K + d others. Equal gaps
+are ordered by i + j, then by i.
 """
 
-import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +23,6 @@ from pairwright.pairs.funnel import Funnel, Reason, Stage
 from pairwright.pairs.options import PairOptions
 
 MAX_PLANNED = 100_000_000
-# With a maximum gap, all pairs of a group of up to this size are enumerated at once.
-_SMALL = 32
 
 
 @dataclass(frozen=True)
@@ -57,76 +54,44 @@ def group_pairs(
         num_high: For each group, the chosen row is among its first `num_high` rows; None allows all.
         num_low: For each group, the rejected row is among its last `num_low` rows; None allows all.
     """
-    hashes = candidates.completions
-    sizes = candidates.sizes
-    num_high = sizes if num_high is None else num_high
-    num_low = sizes if num_low is None else num_low
-    # The largest i·j of each group: -1 for no bound, 0 for no pair.
-    budget = np.full(len(sizes), -1)
-    walked: list[tuple[int, int]] = []
-    if largest is not None and options.max_gap is None:
-        budget = largest + _num_identical(candidates) + _num_noise_ties(candidates, options.tie_tolerance)
-    # With a maximum gap, large groups are walked one by one, small ones enumerated.
-    elif largest is not None:
-        large = sizes > _SMALL
-        budget[large] = 0
-        for group in np.flatnonzero(large).tolist():
-            walk = _walk_down(candidates, hashes, group, (int(num_high[group]), int(num_low[group])), options)
-            walked += [pair for pair, _ in zip(walk, range(largest), strict=False)]
-    chosen, rejected = _positions(candidates.starts, budget, num_high, num_low)
-    if walked:
-        chosen, rejected = (
-            np.append(rows, more) for rows, more in zip((chosen, rejected), np.array(walked).T, strict=True)
-        )
+    hashes, rewards, groups = candidates.completions, candidates.rewards, candidates.groups
+    rows, ends = np.arange(len(rewards)), _ends(candidates.starts)
+    # Each row is paired with rows below it, from `firsts` to before `lasts`.
+    firsts, lasts = rows + 1, ends
+    if num_low is not None:
+        firsts = np.maximum(firsts, (candidates.starts[1:] - num_low)[groups])
+    if options.max_gap is not None:
+        lasts = _first_where(rows + 1, ends, rewards, _is_beyond(options.max_gap, inclusive=False))
+    counts = np.maximum(lasts - firsts, 0)
+    if num_high is not None:
+        counts[rows >= (candidates.starts[:-1] + num_high)[groups]] = 0
     near = [bound for bound in (options.min_gap, options.max_gap) if bound is not None]
-    gaps = reward_gaps(candidates.rewards[chosen], candidates.rewards[rejected], near=near)
-    tied = is_tied(candidates.rewards[chosen], candidates.rewards[rejected], options.tie_tolerance)
-    keep = within_bounds(gaps, options) & ~tied
+    if largest is not None:
+        most = (largest + _num_identical(candidates) + _num_noise_ties(candidates, options.tie_tolerance))[groups]
+        if options.max_gap is None:
+            counts = np.minimum(counts, most // (rows - candidates.starts[groups] + 1))
+        else:
+            some = np.flatnonzero(counts)
+            widest = RowPairs(some, lasts[some] - 1, reward_gaps(rewards[some], rewards[lasts[some] - 1], near=near))
+            used = _largest(candidates, widest, most).chosen
+            counts[np.setdiff1d(rows, used, assume_unique=True)] = 0
+            counts = np.minimum(counts, most)
+    total = int(counts.sum())
+    if total > MAX_PLANNED:
+        raise PairwrightError(
+            f"more than {MAX_PLANNED:,} pairs at prompts that must be planned together: bound them with "
+            "--max-pairs-per-group"
+        )
+    # The worst of these rows comes first.
+    chosen = np.repeat(rows, counts)
+    rejected = np.repeat(lasts + np.cumsum(counts) - counts, counts) - 1 - np.arange(total)
+    gaps = reward_gaps(rewards[chosen], rewards[rejected], near=near)
+    tied = is_tied(rewards[chosen], rewards[rejected], options.tie_tolerance)
+    # The maximum gap holds already: `lasts` are the rows beyond it.
+    keep = (gaps > 0) & (gaps >= options.min_gap) & ~tied
     differ = (hashes[chosen] != hashes[rejected]).any(axis=1)
     pairs = RowPairs(chosen, rejected, gaps).select(keep & differ)
-    return pairs if largest is None else _largest(candidates, pairs, largest)
-
-
-def _walk_down(
-    candidates: Candidates, hashes: Words, group: int, most: tuple[int, int], options: PairOptions
-) -> Iterator[tuple[int, int]]:
-    """Lazily yield pairs of one group with a gap of at most `max_gap`, in descending order of gap.
-
-    For the i-th best row, gaps decrease from the worst row upwards, so a heap with the next pair of each row gives the
-    next pair overall. `most` bounds i and j.
-    """
-    start, end = int(candidates.starts[group]), int(candidates.starts[group + 1])
-    rewards, size = candidates.rewards[start:end], end - start
-    assert options.max_gap is not None
-    near = [options.min_gap, options.max_gap]
-    # firsts[i - 1] is the smallest j whose pair with the i-th best is within the maximum gap.
-    ends = np.full(size, size)
-    beyond = _first_where(_next_rows(ends), ends, rewards, _is_beyond(options.max_gap, inclusive=False))
-    firsts = size - beyond + 1
-
-    def entries(i: npt.NDArray[np.int64], j: npt.NDArray[np.int64]) -> list[tuple[float, int, int, int]]:
-        # i + j <= size: the i-th best is before the j-th worst.
-        there = (j <= most[1]) & (i + j <= size)
-        i, j = i[there], j[there]
-        gaps = reward_gaps(rewards[i - 1], rewards[size - j], near=near)
-        # Sorts by descending gap, then i + j, then i (see the module docstring).
-        return list(zip((-gaps).tolist(), (i + j).tolist(), i.tolist(), j.tolist(), strict=True))
-
-    best = np.arange(1, min(most[0], size - 1) + 1)
-    heap = entries(best, firsts[: len(best)])
-    heapq.heapify(heap)
-    while heap and -heap[0][0] >= options.min_gap and heap[0][0] < 0:
-        _, _, i, j = heap[0]
-        tied = is_tied(rewards[i - 1], rewards[size - j], options.tie_tolerance)
-        if not tied and (hashes[start + i - 1] != hashes[end - j]).any():
-            yield start + i - 1, end - j
-        following = entries(np.array([i]), np.array([j + 1]))
-        heapq.heapreplace(heap, following[0]) if following else heapq.heappop(heap)
-
-
-def within_bounds(gaps: Floats, options: PairOptions) -> npt.NDArray[np.bool_]:
-    keep = (gaps > 0) & (gaps >= options.min_gap)
-    return keep if options.max_gap is None else keep & (gaps <= options.max_gap)
+    return pairs if largest is None else _largest(candidates, pairs, np.full(len(rows), largest))
 
 
 def count_gaps(starts: Indices, rewards: Floats, options: PairOptions) -> tuple[int, int, int]:
@@ -220,55 +185,8 @@ def _num_noise_ties(candidates: Candidates, tolerance: float) -> Indices:
     return result
 
 
-def _positions(starts: Indices, budget: Indices, num_high: Indices, num_low: Indices) -> tuple[Indices, Indices]:
-    """Return the row numbers of (i-th best, j-th worst) for each group with i·j within its budget (-1: no bound)."""
-    sizes = np.diff(starts)
-    columns = np.stack([sizes, budget, num_high, num_low])
-    # Groups alike in all four columns have the same positions, which are computed once.
-    firsts_of_shapes, shape_of = _shapes(columns)
-    chosen, rejected, total = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], 0
-    for number, (size, bound, high, low) in enumerate(columns[:, firsts_of_shapes].T.tolist()):
-        best = np.arange(1, min(high, size - 1) + 1)
-        if bound >= 0:
-            best = best[best <= bound]
-        # For each i the number of valid j: i + j <= size, and i·j within the bound.
-        most = np.minimum(low, size - best)
-        if bound >= 0:
-            most = np.minimum(most, bound // best)
-        most = np.maximum(most, 0)
-        firsts = starts[:-1][shape_of == number]
-        total += int(most.sum()) * len(firsts)
-        if total > MAX_PLANNED:
-            raise PairwrightError(
-                f"more than {MAX_PLANNED:,} pairs at prompts that must be planned together: bound them with "
-                "--max-pairs-per-group"
-            )
-        i = np.repeat(best, most)
-        # Counts from 1 within each run of equal i.
-        j = np.arange(len(i)) - np.repeat(np.cumsum(most) - most, most) + 1
-        chosen.append((firsts[:, None] + (i - 1)).ravel())
-        rejected.append((firsts[:, None] + (size - j)).ravel())
-    return np.concatenate(chosen), np.concatenate(rejected)
-
-
-def _shapes(columns: Indices) -> tuple[Indices, Indices]:
-    """Number the distinct columns of a matrix; returns the first group of each number, and the number of each group.
-
-    >>> firsts, numbers = _shapes(np.array([[3, 5, 3], [1, 1, 1]]))  # groups 0 and 2 have equal columns
-    >>> firsts.tolist(), numbers.tolist()
-    ([0, 1], [0, 1, 0])
-    """
-    numbers = np.zeros(columns.shape[1], np.int64)
-    firsts = np.zeros(min(1, columns.shape[1]), np.int64)
-    for column in columns:
-        # One integer from the number so far and the column (a mixed radix); + 1 since a budget may be -1.
-        together = numbers * (int(column.max(initial=0)) + 2) + column + 1
-        _, firsts, numbers = np.unique(together, return_index=True, return_inverse=True)
-    return firsts, numbers
-
-
-def _largest(candidates: Candidates, pairs: RowPairs, largest: int) -> RowPairs:
-    """Return at most `largest` pairs of each group, in descending order of gap."""
+def _largest(candidates: Candidates, pairs: RowPairs, most: Indices) -> RowPairs:
+    """Return the pairs with the largest gaps of each group, in descending order; `most` is their number, by row."""
     groups = candidates.groups[pairs.chosen]
     i = pairs.chosen - candidates.starts[groups]
     j = candidates.starts[groups + 1] - pairs.rejected
@@ -278,7 +196,7 @@ def _largest(candidates: Candidates, pairs: RowPairs, largest: int) -> RowPairs:
     firsts = np.flatnonzero(np.diff(groups, prepend=-1))
     # The rank of each pair within its group.
     rank = np.arange(len(groups)) - np.repeat(firsts, np.diff(np.append(firsts, len(groups))))
-    return pairs.select(rank < largest)
+    return pairs.select(rank < most[pairs.chosen])
 
 
 def count_groups(candidates: Candidates, pairs: RowPairs, options: PairOptions, funnel: Funnel) -> Flags:
@@ -373,8 +291,6 @@ DRAFT_SCHEMA: dict[str, Any] = {
     "row_uid": pl.String,
     "info": pl.String,
 }
-# The order of drafts, with gaps descending.
-ORDER = ("prompt_hash", "tid", "step", "gap", "key", "chosen_uid", "rejected_uid")
 _OF_PAIR = ("tid", "task", "step", "prompt_hash")
 _OF_SIDE = ("completion_hash", "num_characters", "uid", "row", "reward")
 HASHES = ("prompt_hash", "chosen_hash", "rejected_hash")

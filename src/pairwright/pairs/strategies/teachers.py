@@ -2,7 +2,7 @@
 
 A pair compares single messages: the one that the student generated at a state and the one that teachers generated at
 the same state, matched by prompt hash. A teacher is a table, or a model if a table has several. The chosen answer is
-the one that most teachers gave (or the best-scored one); at least `min_teachers` must have given it, by default more
+the one that most teachers gave, then the best-scored one; at least `min_teachers` must have given it, by default more
 than half of those that answered. If the student gave the same answer, there is no pair. Rewards are the shares of
 teachers that gave the chosen and the student's answer.
 """
@@ -49,7 +49,16 @@ def plan_teachers(state: PartitionState) -> pl.DataFrame:
     state.funnel.stage("pairs", decisions.height)
     if not decisions.height:
         return no_drafts()
-    return _drop_incomparable(_drafts(decisions.sort(_IN_ORDER), answers), options, state)
+    drafts = _drafts(decisions.sort(_IN_ORDER), answers)
+    majority = pl.col("num_votes") * 2 > pl.col("num_teachers")
+    enough = majority if options.min_teachers is None else pl.col("num_votes") >= options.min_teachers
+    checks = [
+        (Reason.AGREES, pl.col("chosen_hash") == pl.col("rejected_hash")),
+        (Reason.TEACHERS_DISAGREE, ~enough),
+        (Reason.TIED, pl.col("gap") <= 0),
+        *state.gap_checks(),
+    ]
+    return state.drop_where(drafts, checks).drop("num_votes", "num_teachers")
 
 
 def _answers(tables: Sequence[Table], options: PairOptions) -> pl.DataFrame:
@@ -74,8 +83,7 @@ def _answers(tables: Sequence[Table], options: PairOptions) -> pl.DataFrame:
         pl.col("num_characters").sort_by("uid").first().alias("num_teacher_characters"),
         pl.col("reward").max().alias("score"),
     )
-    order = ["score", "num_votes"] if options.teacher_choice == "best" else ["num_votes", "score"]
-    answers = answers.sort(*order, "completion_hash", descending=[True, True, False], nulls_last=True)
+    answers = answers.sort("num_votes", "score", "completion_hash", descending=[True, True, False], nulls_last=True)
     return answers.with_columns(
         num_teachers=pl.col("num_votes").sum().over("prompt_hash"),
         place=pl.int_range(pl.len()).over("prompt_hash"),
@@ -118,18 +126,3 @@ def _drafts(students: pl.DataFrame, answers: pl.DataFrame) -> pl.DataFrame:
             num_rejected_characters="num_characters",
         )
     ).with_columns(num_votes=joined["num_votes"], num_teachers=joined["num_teachers"])
-
-
-def _drop_incomparable(drafts: pl.DataFrame, options: PairOptions, state: PartitionState) -> pl.DataFrame:
-    """Drop drafts on which student and teachers agree, too few teachers agree, or the gap is out of bounds."""
-    majority = pl.col("num_votes") * 2 > pl.col("num_teachers")
-    enough = majority if options.min_teachers is None else pl.col("num_votes") >= options.min_teachers
-    if options.min_teachers is None and options.teacher_choice == "best":
-        enough = pl.lit(True)
-    checks = [
-        (Reason.AGREES, pl.col("chosen_hash") == pl.col("rejected_hash")),
-        (Reason.TEACHERS_DISAGREE, ~enough),
-        (Reason.TIED, pl.col("gap") <= 0),
-        *state.gap_checks(),
-    ]
-    return state.drop_where(drafts, checks).drop("num_votes", "num_teachers")

@@ -138,7 +138,13 @@ def plan_votes(state: PartitionState, votes: Votes) -> pl.DataFrame:
     stage.drop(Reason.SKIPPED, len(skipped), [f"{one} over {other}" for one, other in skipped[:NUM_EXAMPLES]])
     if not matches:
         return no_drafts()
-    return _drop_incomparable(_drafts(matches, votes, state), state)
+    checks = [
+        (Reason.UNUSABLE_VOTE, pl.col("unusable")),
+        (Reason.DIFFERENT_PROMPTS, pl.col("apart")),
+        (Reason.IDENTICAL, pl.col("chosen_hash") == pl.col("rejected_hash")),
+        *state.gap_checks(),
+    ]
+    return state.drop_where(_drafts(matches, votes, state), checks).drop("unusable", "apart")
 
 
 def _drafts(matches: list[tuple[str, str]], votes: Votes, state: PartitionState) -> pl.DataFrame:
@@ -174,16 +180,6 @@ def _drafts(matches: list[tuple[str, str]], votes: Votes, state: PartitionState)
     return add_keys(drafts).with_columns(
         unusable.alias("unusable"), (chosen["prompt_hash"] != rejected["prompt_hash"]).alias("apart")
     )
-
-
-def _drop_incomparable(drafts: pl.DataFrame, state: PartitionState) -> pl.DataFrame:
-    checks = [
-        (Reason.UNUSABLE_VOTE, pl.col("unusable")),
-        (Reason.DIFFERENT_PROMPTS, pl.col("apart")),
-        (Reason.IDENTICAL, pl.col("chosen_hash") == pl.col("rejected_hash")),
-        *state.gap_checks(),
-    ]
-    return state.drop_where(drafts, checks).drop("unusable", "apart")
 
 
 def _ratings(path: Path, lines: Sequence[Line], ids: Container[str]) -> dict[str, float]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Items
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from pairwright.config import Config
 from pairwright.config.sections import TokensConfig
 from pairwright.config.train_config import TrainConfig
 from pairwright.errors import ConfigError
-from pairwright.pairs.curriculum import Curriculum
 from pairwright.paths import local_path
 from pairwright.records.arrays import Array
 from pairwright.tokens.stage.stage import adopt_options, holds_pairs, missing_table
@@ -150,7 +149,7 @@ def read_channels(
         units = pair_data.tasks if settings.shuffle_by == "group" else None
     if weights.dpo:
         data = _require(pair_data, "dpo", "--pairs")
-        order = _order(config, data.train, data, units)
+        order = _order(config, data.train, units, curriculum=data.curriculum)
         channels.append(PreferenceChannel(data, settings.dpo, weights.dpo, order, limits))
     if weights.dpo and settings.dpo.anchor_weight:
         anchor = load_anchor(pairs, output / "anchor", options, show, is_ready=is_ready) if pairs is not None else None
@@ -170,17 +169,16 @@ def read_channels(
             if validation is not None:  # encoded like the runs, into a separate folder
                 held = load_policy_data(validation, scored=False, **of_runs, **folders.of("validation"))
                 likely = likely.with_validation(held)
-        order = _order(config, likely.train, likely, units)
+        order = _order(config, likely.train, units, curriculum=pair_data.curriculum if pair_data else None)
         channels.append(LikelihoodChannel(likely, weights.sft, order, limits))
     if weights.grpo or weights.kto:
         source = _require(experience, "grpo" if weights.grpo else "kto", "--experience")
         runs = load_policy_data(source, **of_runs, **folders.of("runs"))
-        order_of = partial(_order, config, data=runs)
         if weights.grpo:
-            draw = partial(order_of, units=_number_units(runs, settings.shuffle_by or "group"))
+            draw = partial(_order, config, units=_number_units(runs, settings.shuffle_by or "group"))
             channels.append(PolicyChannel(runs, settings.grpo, weights.grpo, draw, limits))
         if weights.kto:
-            draw = partial(order_of, units=_number_units(runs, settings.shuffle_by or "run"))
+            draw = partial(_order, config, units=_number_units(runs, settings.shuffle_by or "run"))
             channels.append(UnpairedChannel(runs, settings.kto, weights.kto, draw, limits))
     if weights.sdpo:
         source = _require(experience, "sdpo", "--experience")
@@ -192,10 +190,13 @@ def read_channels(
         else:
             plain: dict[str, Any] = {"options": options, "show": show, "where": settings.where, "scored": False}
             taught = distill_runs(load_policy_data(source, **plain, **folders.of("runs")))
-        order = _order(config, np.arange(len(taught.items)), taught)
+        order = _order(config, np.arange(len(taught.items)))
         channels.append(DistillChannel(taught, settings.sdpo, weights.sdpo, order, limits))
-    # The first channel determines the length of an epoch.
-    channels[0].notes += _describe_curriculum(channels[0].data.curriculum, channels[0].order, settings)
+    if pair_data is not None and pair_data.curriculum is not None:
+        name = pair_data.curriculum
+        channels[0].notes.append(
+            f"curriculum {name}: every epoch takes the pairs in the order of the table, not shuffled"
+        )
     channels[0].notes += folders.describe()
     return channels
 
@@ -268,25 +269,13 @@ def _check_vocabulary(channels: Items[Any], policy: Policy, model: Path) -> None
                 )
 
 
-class Staged(Protocol):
-    """Data that may have a curriculum."""
-
-    @property
-    def curriculum(self) -> Curriculum | None: ...
-
-
-def _order(config: Config, items: Array, data: Staged | None = None, units: Array | None = None) -> BatchOrder:
-    """Return the order of items. Shuffling respects a curriculum: its stages determine the items of an epoch; a
-    curriculum without stages keeps the order of the table. `units` has a number for each item of the data."""
-    settings, curriculum = config.train, None if data is None else data.curriculum
+def _order(config: Config, items: Array, units: Array | None = None, *, curriculum: str | None = None) -> BatchOrder:
+    """Return the order of items; a curriculum keeps the order of the table. `units` has a number for each item of the
+    data."""
+    settings = config.train
     units = None if units is None else units[items]
-    if curriculum is None:
-        return BatchOrder(items, settings.batch_size, config.seed, settings.shuffle, units=units)
-    if curriculum.stages is None:
-        return BatchOrder(items, settings.batch_size, config.seed, shuffle=False)
-    stages, interval = curriculum.stages[items], curriculum.interval
     return BatchOrder(
-        items, settings.batch_size, config.seed, settings.shuffle, stages=stages, interval=interval, units=units
+        items, settings.batch_size, config.seed, shuffle=settings.shuffle and curriculum is None, units=units
     )
 
 
@@ -295,22 +284,6 @@ def _number_units(data: PolicyData, by: str) -> Array | None:
     if by == "item":
         return None
     return data.groups if by == "group" else np.unique(data.ids, return_inverse=True)[1]
-
-
-def _describe_curriculum(curriculum: Curriculum | None, order: BatchOrder, settings: TrainConfig) -> list[str]:
-    """Describe a curriculum: how many items its epochs have, and how many are never reached."""
-    if curriculum is None:
-        return []
-    if curriculum.stages is None:
-        return [f"curriculum {curriculum.name}: every epoch takes the pairs in the order of the table, not shuffled"]
-    # The last epoch has the most items: stages only grow.
-    total, reached = len(order.items), len(order.active(settings.epochs - 1))
-    note = f"curriculum {curriculum.name}: the first epoch has {len(order.active(0)):,} of {total:,} items, "
-    note += f"the last {reached:,}"
-    if reached < total:
-        last = int(order.stages.max()) * curriculum.interval + 1 if order.stages is not None else 1
-        note += f"; {total - reached:,} are never trained: all are in from epoch {last} on"
-    return [note]
 
 
 def _require(value: Any, channel: str, option: str) -> Any:
