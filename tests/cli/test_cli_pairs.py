@@ -64,7 +64,7 @@ def test_every_option_reaches_the_build(folder, capsys):
     words = [
         "--strategy", "stratified", "--high", "q0.9", "--low", "0.5", "--min-gap", "0.1", "--max-gap", "2", "--tie-tolerance", "0.001",
         "--max-pairs-per-group", "2", "--max-pairs-per-task", "3", "--max-pairs", "9", "--weight", "gap", "--across-groups",
-        "--min-teachers", "2", "--no-dedupe",
+        "--max-per-chosen", "2", "--min-teachers", "2", "--no-dedupe",
         "--near-duplicates", "0.9", "--contradictions", "majority", "--drop-truncated", "--keep-masked", "--length-balance", "5",
         "--validation", "0.5", "--curriculum", "hard-first", "--curriculum-share", "0.9", "--seed", "4",
         "--memory", "64MB", "--teachers", folder / "experience", "--where", "run < 9",
@@ -74,7 +74,7 @@ def test_every_option_reaches_the_build(folder, capsys):
     assert json.loads(out)["options"] == {
         "strategy": "stratified", "min_gap": 0.1, "max_gap": 2.0, "tie_tolerance": 0.001, "within_run": False, "max_pairs_per_group": 2,
         "max_pairs_per_task": 3, "max_pairs": 9, "weight": "gap", "high": "q0.9", "low": "0.5", "across_groups": True,
-        "dedupe": False, "near_duplicates": 0.9, "contradictions": "majority", "verbatim": False, "drop_truncated": True,
+        "max_per_chosen": 2, "dedupe": False, "near_duplicates": 0.9, "contradictions": "majority", "verbatim": False, "drop_truncated": True,
         "keep_masked": True, "length_balance": 5.0, "validation": 0.5, "curriculum": "hard-first",
         "curriculum_share": 0.9, "teachers": ["experience"], "min_teachers": 2,
         "votes": None, "where": "run < 9", "seed": 4, "memory_megabytes": 64,

@@ -137,13 +137,14 @@ def prompts_apart(count):
     ]
 
 
-def test_across_groups_only_on_request_each_side_once_and_marked(tmp_path):
+def test_across_groups_only_on_request_capped_and_marked(tmp_path):
     rows = prompts_apart(40)
     assert built(tmp_path / "a", rows, strategy="stratified")[0] == []
-    pairs, _ = built(tmp_path / "b", rows, strategy="stratified", across_groups=True)
-    assert len(pairs) == 20
+    pairs, _ = built(tmp_path / "b", rows, strategy="stratified", across_groups=True, max_per_chosen=3)
+    assert len(pairs) == 20 * 3
     assert all(pair.info["across_groups"] is True for pair in pairs)
-    assert len({pair.chosen_eid.uid for pair in pairs}) == len({pair.rejected_eid.uid for pair in pairs}) == 20
+    for uid in {pair.chosen_eid.uid for pair in pairs}:
+        assert len({pair.rejected_eid.uid for pair in pairs if pair.chosen_eid.uid == uid}) == 3
 
 
 def test_both_prompts_of_a_pair_across_groups_are_on_one_side_of_the_split(tmp_path):

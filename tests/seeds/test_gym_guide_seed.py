@@ -79,18 +79,14 @@ def test_same_prompt_pairs_the_best_with_the_worst_from_the_gap_on(tmp_path):
     assert [with_text_prompt(line) for line in lines] == [row("sea?", "blue", "red", 1.0, 0.25)]
 
 
-def test_stratified_pairs_every_high_response_with_a_low_one(tmp_path):
-    # The guide also compares responses to different prompts, which ours does only with an option. Ours pairs each high
-    # response once: the guide's product of all high and low ones grows with the square of the rollouts.
-    options = {"strategy": "stratified", "across_groups": True}
+def test_stratified_pairs_every_high_with_every_low_response(tmp_path):
+    # The guide also compares responses to different prompts, which ours does only with an option.
+    options = {"strategy": "stratified", "across_groups": True, "max_per_chosen": 9}
     lines = transform(tmp_path, ROLLOUTS, **options, min_gap=0.2, high_threshold=0.7, low_threshold=0.4)
     lows = [("red", 0.25), ("flat", 0.375)]
     highs = [("sea?", "blue", 1.0), ("sea?", "green", 0.75), ("moon?", "alone", 0.875)]
     wanted = [row(prompt, high, low, best, worst) for prompt, high, best in highs for low, worst in lows]
-    found = in_order(map(with_text_prompt, lines))
-    assert set(found) <= set(in_order(wanted))
-    assert sorted(line["chosen"] for line in lines) == sorted(high for _, high, _ in highs)
-    assert {line["rejected"] for line in lines} == {low for low, _ in lows}
+    assert in_order(map(with_text_prompt, lines)) == in_order(wanted)
 
 
 def test_the_names_and_defaults_of_the_options():
@@ -114,7 +110,7 @@ def test_the_file_that_the_guide_writes_is_read_as_chats_with_their_rewards(tmp_
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("strategy", ["same_prompt", "stratified"])
-def test_the_script_of_the_guide_writes_these_pairs(tmp_path, strategy, seed):
+def test_the_script_of_the_guide_writes_the_same_pairs(tmp_path, strategy, seed):
     if not GUIDE.is_file():
         pytest.skip("the guide is not beside the project")
     draw = random.Random(seed)
@@ -124,7 +120,7 @@ def test_the_script_of_the_guide_writes_these_pairs(tmp_path, strategy, seed):
         for task in range(12)
         for run, reward in enumerate(draw.sample(rewards, draw.randint(1, 5)))  # without ties
     ]
-    options = {"across_groups": True} if strategy == "stratified" else {}
+    options = {"across_groups": True, "max_per_chosen": len(rollouts)} if strategy == "stratified" else {}
     lines = transform(tmp_path, rollouts, preset="gym-guide", strategy=strategy, **options)
     (script,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.S)
     (tmp_path / "transform_gym_to_dpo.py").write_text(script, encoding="utf-8")
@@ -133,12 +129,7 @@ def test_the_script_of_the_guide_writes_these_pairs(tmp_path, strategy, seed):
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     theirs = [json.loads(line) for line in (tmp_path / "theirs.jsonl").read_text().splitlines()]
     assert len(theirs) > 5
-    found = in_order(map(with_text_prompt, lines))
-    if strategy == "same_prompt":
-        assert found == in_order(theirs)
-    else:  # the guide pairs each high response with every low one, ours with one of them
-        assert set(found) <= set(in_order(theirs))
-        assert sorted(line["chosen"] for line in lines) == sorted({line["chosen"] for line in theirs})
+    assert in_order(map(with_text_prompt, lines)) == in_order(theirs)
 
 
 # dpo_gym_data.yaml, as far as it is not data, model and place of the checkpoints.

@@ -93,12 +93,15 @@ _STRATEGY_OF = {
     "teachers": "teachers",
     "min_teachers": "teachers",
 }
+# Options that have an effect only together with another one
+_NEEDS = {
+    "max_per_chosen": "across_groups",
+}
 
 
 # Options of older versions, with their defaults
 _FORMER_KEYS = {
     "min_candidates": 2,
-    "max_per_chosen": 1,
     "balance_by": "drop",
     "curriculum_start": None,
     "curriculum_increment": 0.2,
@@ -146,7 +149,9 @@ class PairsConfig(Section):
     low: RewardThreshold = Threshold(0.4, text=0.4)
     """stratified: highest reward of a rejected side, as a number or a quantile."""
     across_groups: bool = False
-    """stratified: also compare different prompts, each chosen side with one rejected side; such pairs are marked."""
+    """stratified: also compare different prompts; such pairs are marked."""
+    max_per_chosen: Count = 1
+    """across_groups: number of rejected sides per chosen side."""
     # filters of candidates and pairs
     dedupe: bool = True
     """Keep equal pairs once."""
@@ -241,10 +246,16 @@ class PairsConfig(Section):
         ["high has no effect: only the strategy 'stratified' reads it"]
         """
         defaults = type(self).model_fields
-        return [
+        changed = [key for key in (*_STRATEGY_OF, *_NEEDS) if getattr(self, key) != defaults[key].default]
+        strategies = {key: _STRATEGY_OF[key] for key in changed if key in _STRATEGY_OF}
+        lines = [
             f"{key} has no effect: only the strategy {strategy!r} reads it"
-            for key, strategy in _STRATEGY_OF.items()
-            if strategy != self.strategy and getattr(self, key) != defaults[key].default
+            for key, strategy in strategies.items()
+            if strategy != self.strategy
+        ]
+        needs = {key: _NEEDS[key] for key in changed if key in _NEEDS}
+        return lines + [
+            f"{key} has no effect without {other}" for key, other in needs.items() if not getattr(self, other)
         ]
 
     @property

@@ -45,18 +45,18 @@ def stratified_pairs(candidates: Candidates, options: PairOptions) -> RowPairs:
 
 
 def across_groups_pairs(candidates: Candidates, options: PairOptions) -> RowPairs:
-    """Pair each high candidate with a low one of any prompt; bounds of the gap are not applied."""
+    """Pair each high candidate with a few low ones of any prompt; bounds of the gap are not applied."""
     rewards, high, low = candidates.rewards, options.high.value, options.low.value
     order = seeded_draws(
         options.seed, *(words_of(candidates.frame[name]) for name in ("prompt_hash", "completion_hash"))
     )
     # Row numbers in the order of their seeded draws.
     by_draw = np.argsort(order, kind="stable")
-    chosen, lows = by_draw[rewards[by_draw] >= high], by_draw[rewards[by_draw] <= low]
-    if not len(lows):
-        chosen = chosen[:0]
+    highs, lows = by_draw[rewards[by_draw] >= high], by_draw[rewards[by_draw] <= low]
+    num_each = min(options.max_per_chosen, len(lows))
+    chosen = np.repeat(highs, num_each)
     # Low rows are dealt round robin, so that each is used about equally often.
-    rejected = np.resize(lows, len(chosen))
+    rejected = lows[np.arange(len(chosen)) % len(lows)] if len(lows) else chosen[:0]
     near = [bound for bound in (options.min_gap, options.max_gap) if bound is not None]
     gaps = reward_gaps(rewards[chosen], rewards[rejected], near=near)
     return RowPairs(chosen, rejected, gaps)
