@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from pairwright.records.json_text import decode
+from pairwright.records.json_text import decode, encode
 from pairwright.records.messages import Json, Message, ToolCall
 from pairwright.sources.fields import BadRecord, json_text, mapping, optional_text, text
 from pairwright.sources.shapes.anthropic import (
@@ -159,7 +159,7 @@ def plain_messages(value: Any) -> list[Message] | None:
             return [_known_plain(text) if len(text) <= _SHORT else _read_plain(text)]
         if value[:1] != "[":
             return None
-        texts = map(bytes, _decode_list(value))
+        texts = map(encode, _decode_list(value))  # copies the bytes of a Raw faster than `bytes`
         return [_known_plain(text) if len(text) <= _SHORT else _read_plain(text) for text in texts] or None
     except (ValueError, RecursionError):  # not plain: left to `conversation`
         return None

@@ -139,7 +139,7 @@ def nearest_scores(index: ScoreIndex, spans: list[str], parents: dict[str, str |
     ({'helpful': 0.5}, {'helpful': [0.5, 1.0]})
     """
     targets: list[str | None] = [None]  # the whole trace is last
-    if index.keys() - targets:
+    if len(index) > (None in index):
         # Span -> number of levels above the nearest call; 0 for the call itself.
         distances: dict[str, int] = {}
         for own_span in spans:

@@ -63,13 +63,7 @@ NAME = "langfuse"
 _TOOL_ATTRIBUTES = ("gen_ai.tool.call.id", "ai.toolCall.id", "gen_ai.tool.name", "ai.toolCall.name")
 _CORRECTION = "CORRECTION"  # the type of a score that is a better output
 # Field of the trace -> name in `info`.
-INFO = (
-    ("name", "name"),
-    ("sessionId", "session_id"),
-    ("tags", "tags"),
-    ("release", "release"),
-    ("version", "version"),
-)
+INFO = {"name": "name", "sessionId": "session_id", "tags": "tags", "release": "release", "version": "version"}
 # Field of the usage -> name in the metrics.
 _COUNTS = (("input", "input_tokens"), ("output", "output_tokens"))
 
@@ -120,17 +114,13 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
             corrections.append(score)
         else:
             scores.append(_score(score))
-    info = {}
-    for theirs, ours in INFO:
-        if field := trace.get(theirs):
-            info[ours] = field
     read_out = Trace(
         id=identifier(trace.get("id")),
         events=events,
         scores=scores,
         parents=parents,
         task=identifier(trace.get("datasetItemId")) or task_in(decode_json_text(trace.get("metadata"))),
-        info=info,
+        info={ours: field for theirs, ours in INFO.items() if (field := trace.get(theirs))},
         refused=refused,
     )
     yield from read_trace(NAME, read_out, origin, position=origin.ordinal)
@@ -196,8 +186,9 @@ def _events(
         if one.type == "GENERATION":
             generations[one.id] = one
     # An operation of the Vercel AI SDK encloses its calls; it counts as a call only if it contains none.
-    for name in generations.keys() & set(map(parents.get, generations)):
-        if _is_operation(generations[name]):
+    enclosing = set(map(parents.get, generations))
+    for name, one in list(generations.items()):
+        if name in enclosing and _is_operation(one):
             del generations[name]
     # A generation inside another is the same call, logged by the framework and by the provider.
     wanted = outermost_of(generations, parents)
@@ -263,11 +254,7 @@ def _calls(one: _Observation, parent_type: Any) -> list[ModelCall]:
     if attributes and not tools:
         tools, _ = tools_of_attributes(attributes)
     usage = object_or_empty(fields.get("usageDetails", fields.get("usage")))
-    counts: dict[str, int | float] = {}
-    for theirs, ours in _COUNTS:
-        count: Any = usage.get(theirs)
-        if type(count) in (int, float):
-            counts[ours] = count
+    counts = {ours: usage[theirs] for theirs, ours in _COUNTS if type(usage.get(theirs)) in (int, float)}
     alternatives = _answers(output, attributes) if answer is None else [join_calls(answer)]
     if attributes:
         alternatives = [add_finish_reason(found, attributes) for found in alternatives]

@@ -385,4 +385,6 @@ def _numbered(numbers: list[int], messages: list[Message], known: _Prefixes) -> 
 
 
 def _is_truncated(message: Message) -> bool:
-    return message.role == "assistant" and str(message.extra.get("finish_reason")).lower() in _TRUNCATED
+    if not message.extra or message.role != "assistant":
+        return False
+    return str(message.extra.get("finish_reason")).lower() in _TRUNCATED
