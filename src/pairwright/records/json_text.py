@@ -22,11 +22,11 @@ decode = msgspec.json.decode
 
 def to_json(value: Any) -> str:
     """Encode a checked JSON value; non-finite floats are tagged."""
-    data = encode(value)
+    text = encode(value).decode()  # `in` searches text several times as fast as bytes
     # msgspec writes null for NaN and infinities: only then walk the value
-    if (b"null" in data and _has_non_finite(value)) or b'"$float"' in data:
-        data = encode(_tag_floats(value))
-    return data.decode()
+    if ("null" in text and _has_non_finite(value)) or '"$float"' in text:
+        text = encode(_tag_floats(value)).decode()
+    return text
 
 
 def from_json(text: str | bytes) -> Any:

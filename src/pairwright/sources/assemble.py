@@ -16,6 +16,7 @@ module turns them into prompt, completion and reward:
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from operator import is_
 from typing import Any
 
@@ -133,7 +134,7 @@ class _Scan(msgspec.Struct, gc=False):
 
     calls: list[str | None]  # ids
     names: set[str]  # of the called tools
-    answered: set[str | None]
+    answered: set[str]
     results: list[str]
     has_flags: bool  # some result has `extra` fields, which may mark a failure
     is_usual: bool  # roles of the closed set, and results with ids
@@ -154,7 +155,7 @@ class _Context(msgspec.Struct, gc=False):
 def _scan(messages: Sequence[Message]) -> _Scan:
     calls: list[str | None] = []
     names: set[str] = set()
-    answered: set[str | None] = set()
+    answered: set[str] = set()
     results: list[str] = []
     has_flags, is_usual = False, True
     for message in messages:
@@ -163,13 +164,14 @@ def _scan(messages: Sequence[Message]) -> _Scan:
             calls.append(call.id)
             names.add(call.name)
         if role == "tool":
-            answered.add(message.tool_call_id)
+            if message.tool_call_id is None:
+                is_usual = False
+            else:
+                answered.add(message.tool_call_id)
             content = message.content
             results.append(content if type(content) is str else message.text)
             if message.extra:
                 has_flags = True
-            if message.tool_call_id is None:
-                is_usual = False
         elif role not in ROLES:
             is_usual = False
     return _Scan(calls, names, answered, results, has_flags, is_usual)
@@ -271,7 +273,7 @@ class Assembler:
             raise BadRecord(NO_ANSWER)
         info, metrics, components = parts.info or {}, parts.metrics or {}, parts.reward_components or {}
         if (before.calls or after.calls) and parts.chosen is None:
-            answered = (before.answered | after.answered) - {None}
+            answered = before.answered | after.answered
             num_open = len([call for call in (*before.calls, *after.calls) if call not in answered])
             if num_open:
                 metrics = {**metrics, "unanswered_calls": num_open}
@@ -293,7 +295,9 @@ class Assembler:
         body = [_side_body(chosen), _side_body(rejected), reward, parts.reward_components, info, label_of(origin)]
         suffix = content_hash(context.hash, text, body)[:24]  # 96 bits
         task = _task_of(context, parts.task_metadata) if parts.task is None else parts.task
-        exp = Experience(
+        # With `**`, even of an empty dict, the call would take ten times as long.
+        build: Callable[..., Experience] = partial(Experience, **parts.arrays) if parts.arrays else Experience
+        exp = build(
             eid=EID(parts.batch, task, origin.ordinal if parts.run is None else parts.run, parts.step, suffix),
             kind=_PREFERENCE if chosen is not None else _SINGLE_TURN if len(completion) == 1 else _MULTI_TURN,
             prompt=context.prompt,
@@ -309,7 +313,6 @@ class Assembler:
             info=info,
             metrics=metrics,
             source=Source(origin.file, origin.line, parts.format),
-            **(parts.arrays or {}),
         )
         exp = obey(exp, options, unit, origin)
         if options.reward is not None:

@@ -97,9 +97,9 @@ def plain_numbers(value: Any) -> Json:
 def identifier(value: Any) -> int | str | None:
     """Return the value if it is a valid id (non-empty text or an integer), else None."""
     # bool is a subclass of int in Python, and never an id.
-    if isinstance(value, bool):
+    if value is None or value == "" or isinstance(value, bool):
         return None
-    return value if isinstance(value, int | str) and value != "" else None
+    return value if isinstance(value, int | str) else None
 
 
 def index(value: Any) -> int | None:
@@ -114,6 +114,8 @@ def index(value: Any) -> int | None:
 
 def score(value: Any) -> float | None:
     """Convert a reward (number, bool or numeric text) to float, or return None. NaN and infinities are preserved."""
+    if value is None or type(value) is float:
+        return value
     if isinstance(value, bool | int | float):
         try:
             return float(value)

@@ -16,13 +16,12 @@ An object or list of any other shape raises BadRecord with its keys: it is never
 """
 
 import re
-from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 
-from pairwright.records.json_text import decode
+from pairwright.records.json_text import decode, encode
 from pairwright.records.messages import Json, Message, ToolCall
 from pairwright.sources.fields import BadRecord, json_text, mapping, optional_text, text
 from pairwright.sources.shapes.anthropic import (
@@ -154,13 +153,13 @@ def plain_messages(value: Any) -> list[Message] | None:
     """
     try:
         if not isinstance(value, str):
-            return _convert_plain(value) if isinstance(value, list | dict) and value else None
-        if value[:1] == "[":
-            texts: Iterable[bytes] = map(bytes, _decode_list(value))
-        elif value[:1] == "{":
-            texts = [value.encode()]
-        else:
+            return _convert_plain(value) if value and isinstance(value, list | dict) else None
+        if value[:1] == "{":
+            text = value.encode()
+            return [_known_plain(text) if len(text) <= _SHORT else _read_plain(text)]
+        if value[:1] != "[":
             return None
+        texts = map(encode, _decode_list(value))  # copies the bytes of a Raw faster than `bytes`
         return [_known_plain(text) if len(text) <= _SHORT else _read_plain(text) for text in texts] or None
     except (ValueError, RecursionError):  # not plain: left to `conversation`
         return None
@@ -186,6 +185,8 @@ def _convert_plain(value: list[Any] | Json) -> list[Message]:
 
 def join_calls(messages: list[Message]) -> list[Message]:
     """Merge assistant messages with only calls into the previous one: calls of one answer, logged one by one."""
+    if len(messages) < 2:
+        return messages
     joined: list[Message] = []
     for message in messages:
         last = joined[-1] if joined else None
@@ -263,7 +264,9 @@ def split_rendering(messages: list[Message]) -> list[Message]:
 
     Only the opening turns are split: a rendering of later turns has lost the calls and is refused.
     """
-    text = messages[0].content if len(messages) == 1 else None
+    if len(messages) != 1:
+        return messages
+    text = messages[0].content
     marks = list(_RENDERED.finditer(text)) if isinstance(text, str) else []
     if len(marks) < 2 or marks[0].start() or marks[0][1] not in ("system", "developer"):
         return messages

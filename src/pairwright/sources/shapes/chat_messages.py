@@ -135,10 +135,11 @@ def usual_chat(messages: list[Any]) -> list[Message] | None:
 
 
 def message_from_turn(turn: PlainTurn) -> Message:
+    role = turn.role if turn.role in ROLES else _role(turn.role)
     calls: tuple[ToolCall, ...] = ()
     if turn.tool_calls:
         calls = tuple([ToolCall(c.function.name, c.function.arguments, c.id, c.type) for c in turn.tool_calls])
-    return Message(_role(turn.role), turn.content, None, calls, turn.tool_call_id, turn.name)
+    return Message(role, turn.content, None, calls, turn.tool_call_id, turn.name)
 
 
 def _role(name: str) -> str:

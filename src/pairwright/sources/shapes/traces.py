@@ -1,6 +1,7 @@
 """Traces in a form common to all tracing tools: model calls and tool runs in chronological order, and their scores."""
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -78,9 +79,11 @@ def run_of(name: int | str | None, position: int) -> int:
     return position if name is None or name == "" else int(content_hash(name)[:12], 16)
 
 
-def outermost_of(spans: list[str], parents: dict[str, str | None]) -> set[str]:
+def outermost_of(spans: Iterable[str], parents: dict[str, str | None]) -> set[str]:
     """Return the spans not nested in any other: a provider's span inside a framework's span is the same call."""
     own, outermost = set(spans), set()
+    if own.isdisjoint(parents.values()):  # none of them encloses anything
+        return own
     for span in spans:
         above = parents.get(span)
         for _ in range(100):  # bounded, since the parents of an untrusted file may form a cycle
@@ -135,22 +138,23 @@ def nearest_scores(index: ScoreIndex, spans: list[str], parents: dict[str, str |
     >>> nearest_scores(index, ["call"], {"call": "agent"})
     ({'helpful': 0.5}, {'helpful': [0.5, 1.0]})
     """
-    # Span -> number of levels above the nearest call; 0 for the call itself.
-    distances: dict[str, int] = {}
-    for own_span in spans if any(target is not None for target in index) else ():
-        span: str | None = own_span
-        for distance in range(_MAX_ANCESTORS):  # bounded, since the parents of an untrusted file may form a cycle
-            if span is None or distance >= distances.get(span, _MAX_ANCESTORS):
-                break
-            distances[span] = distance
-            span = parents.get(span)
-    # Nearest first; at equal distance, the later call first. None (the whole trace) is last.
-    scored = [
-        (distance, -position, span) for position, (span, distance) in enumerate(distances.items()) if span in index
-    ]
+    targets: list[str | None] = [None]  # the whole trace is last
+    if len(index) > (None in index):
+        # Span -> number of levels above the nearest call; 0 for the call itself.
+        distances: dict[str, int] = {}
+        for own_span in spans:
+            span: str | None = own_span
+            for distance in range(_MAX_ANCESTORS):  # bounded, since the parents of an untrusted file may form a cycle
+                if span is None or distance >= distances.get(span, _MAX_ANCESTORS):
+                    break
+                distances[span] = distance
+                span = parents.get(span)
+        # Nearest first; at equal distance, the later call first.
+        scored = [(distance, -position, span) for position, (span, distance) in enumerate(distances.items())]
+        targets = [*(span for *_, span in sorted(scored) if span in index), None]
     values: dict[str, list[Any]] = {}
-    for target in [*(span for *_, span in sorted(scored)), None]:
+    for target in targets:
         for name, numbers in index.get(target, {}).items():
-            values.setdefault(name, []).extend(numbers)
+            values[name] = values[name] + numbers if name in values else numbers
     more = {name: numbers for name, numbers in values.items() if len(numbers) > 1}
     return {name: numbers[0] for name, numbers in values.items()}, more

@@ -15,8 +15,10 @@ correction is chosen, the call's output rejected (written from the schema).
 """
 
 from collections.abc import Iterator
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any
+
+import msgspec
 
 from pairwright.errors import PairwrightError
 from pairwright.records.messages import Json, Message
@@ -29,7 +31,6 @@ from pairwright.sources.fields import (
     object_or_empty,
     optional_items,
     optional_mapping,
-    plain_numbers,
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.any_messages import (
@@ -63,6 +64,19 @@ _TOOL_ATTRIBUTES = ("gen_ai.tool.call.id", "ai.toolCall.id", "gen_ai.tool.name",
 _CORRECTION = "CORRECTION"  # the type of a score that is a better output
 # Field of the trace -> name in `info`.
 INFO = {"name": "name", "sessionId": "session_id", "tags": "tags", "release": "release", "version": "version"}
+# Field of the usage -> name in the metrics.
+_COUNTS = (("input", "input_tokens"), ("output", "output_tokens"))
+
+
+class _Observation(msgspec.Struct, frozen=True, gc=False):
+    """An observation; its attributes are those of OpenTelemetry, from the metadata."""
+
+    id: str
+    parent: str | None
+    type: Any
+    start: int | float | None
+    attributes: Json
+    fields: Json
 
 
 def matches(value: Any) -> bool:
@@ -87,7 +101,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     export = mapping(value, "export")
     trace = optional_mapping(export.get("trace"), "trace") or export
     observations = _observations(export, trace)
-    parents = {name: filled_text(observation.get("parentObservationId")) for name, observation in observations}
+    parents = {one.id: one.parent for one in observations}
     refused: list[str] = []
     events = _events(trace, observations, parents, refused)
     listed = optional_items(trace.get("scores"), "trace.scores")
@@ -95,7 +109,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
         listed = listed + optional_items(export.get("scores"), "scores")
     scores, corrections = [], []
     for number, item in enumerate(listed):
-        score = mapping(item, f"scores[{number}]")
+        score = item if type(item) is dict else mapping(item, f"scores[{number}]")
         if score.get("dataType") == _CORRECTION:
             corrections.append(score)
         else:
@@ -106,7 +120,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
         scores=scores,
         parents=parents,
         task=identifier(trace.get("datasetItemId")) or task_in(decode_json_text(trace.get("metadata"))),
-        info={ours: trace[theirs] for theirs, ours in INFO.items() if trace.get(theirs)},
+        info={ours: field for theirs, ours in INFO.items() if (field := trace.get(theirs))},
         refused=refused,
     )
     yield from read_trace(NAME, read_out, origin, position=origin.ordinal)
@@ -137,59 +151,70 @@ def _correction(score: Json, trace: Trace, origin: Origin) -> Parts | Rejected:
     )
 
 
-def _observations(export: Json, trace: Json) -> list[tuple[str, Json]]:
-    """Return the observations in order of time, each with its id; in file order if any time is missing."""
+def _observations(export: Json, trace: Json) -> list[_Observation]:
+    """Return the observations in order of time; in file order if any time is missing."""
     listed = optional_items(export.get("observations"), "observations")
     listed = listed or optional_items(trace.get("observations"), "trace.observations")
-    observations, times = [], []
+    observations = []
     for number, item in enumerate(listed):
-        observation = item if type(item) is dict else mapping(item, f"observations[{number}]")
-        observations.append((filled_text(observation.get("id")) or "", observation))
-        times.append(moment(observation.get("startTime")))
-    if None not in times:
-        observations = [found for _, found in sorted(zip(times, observations, strict=True), key=itemgetter(0))]
-    return observations
+        observations.append(_observation(item if type(item) is dict else mapping(item, f"observations[{number}]")))
+    start = attrgetter("start")
+    return observations if None in map(start, observations) else sorted(observations, key=start)
+
+
+def _observation(fields: Json) -> _Observation:
+    metadata, attributes = fields.get("metadata"), None
+    if metadata is not None:
+        attributes = object_or_empty(decode_json_text(metadata)).get("attributes")
+    return _Observation(
+        filled_text(fields.get("id")) or "",
+        filled_text(fields.get("parentObservationId")),
+        fields.get("type"),
+        moment(fields.get("startTime")),
+        object_or_empty(attributes),
+        fields,
+    )
 
 
 def _events(
-    trace: Json, observations: list[tuple[str, Json]], parents: dict[str, str | None], refused: list[str]
+    trace: Json, observations: list[_Observation], parents: dict[str, str | None], refused: list[str]
 ) -> list[ModelCall | ToolRun]:
     """Return the model calls and tool runs in order; raise BadRecord if there is no output at all."""
-    ids = dict(observations)
-    generations = {name: observation for name, observation in observations if observation.get("type") == "GENERATION"}
+    types, generations = {}, {}
+    for one in observations:
+        types[one.id] = one.type
+        if one.type == "GENERATION":
+            generations[one.id] = one
     # An operation of the Vercel AI SDK encloses its calls; it counts as a call only if it contains none.
-    above = {parents.get(name) for name in generations}
+    enclosing = set(map(parents.get, generations))
+    for name, one in list(generations.items()):
+        if name in enclosing and _is_operation(one):
+            del generations[name]
     # A generation inside another is the same call, logged by the framework and by the provider.
-    wanted = outermost_of(
-        [name for name, item in generations.items() if name not in above or not _is_operation(item)], parents
-    )
+    wanted = outermost_of(generations, parents)
     events: list[ModelCall | ToolRun] = []
-    for name, observation in observations:
-        if name in wanted:
-            parent = ids.get(parents.get(name) or "", {})
+    for one in observations:
+        if one.id in wanted:
             try:
-                events += _calls(name, observation, parent)
+                events += _calls(one, types.get(parents[one.id] or ""))
             except PairwrightError as error:  # other calls of the trace may be readable
-                refused.append(f"observation {name!r}: {error}")
-        elif (run := _tool_run(name, observation)) is not None:
+                refused.append(f"observation {one.id!r}: {error}")
+        elif (run := _tool_run(one)) is not None:
             events.append(run)
     if wanted:
         return events
     # Without a generation, the outermost logged input and output are the only call.
-    agents = [observation for _, observation in observations if observation.get("type") == "AGENT"]
-    roots = [observation for _, observation in observations if not observation.get("parentObservationId")]
-    for candidate in [
-        *agents,
-        *roots,
-        {**trace, "input": _unquote(trace.get("input")), "output": _unquote(trace.get("output"))},
-    ]:
-        if candidate.get("output") is not None:
-            return [*_calls(filled_text(candidate.get("id")) or "", candidate, {}), *events]
+    agents = [one for one in observations if one.type == "AGENT"]
+    roots = [one for one in observations if not one.fields.get("parentObservationId")]
+    whole = {**trace, "input": _unquote(trace.get("input")), "output": _unquote(trace.get("output"))}
+    for candidate in [*agents, *roots, _observation(whole)]:
+        if candidate.fields.get("output") is not None:
+            return [*_calls(candidate, None), *events]
     raise BadRecord("no GENERATION among the observations, and no output of an agent or of the trace")
 
 
-def _is_operation(observation: Json) -> bool:
-    return "ai.operationId" in _attributes(observation) and role_of_span(_attributes(observation)) == "agent"
+def _is_operation(one: _Observation) -> bool:
+    return "ai.operationId" in one.attributes and role_of_span(one.attributes) == "agent"
 
 
 def _unquote(value: Any) -> Any:
@@ -201,10 +226,10 @@ def _unquote(value: Any) -> Any:
     return value
 
 
-def _calls(name: str, observation: Json, parent: Json) -> list[ModelCall]:
+def _calls(one: _Observation, parent_type: Any) -> list[ModelCall]:
     """Convert an observation to model calls, one per alternative answer."""
-    attributes = _attributes(observation)
-    inputs, output = observation.get("input"), observation.get("output")
+    fields, attributes = one.fields, one.attributes
+    inputs, output = fields.get("input"), fields.get("output")
     # Plain messages need no further decoding, and contain no tools or instructions.
     messages = None if attributes else plain_messages(inputs)
     answer = None if attributes else plain_messages(output)
@@ -215,7 +240,7 @@ def _calls(name: str, observation: Json, parent: Json) -> list[ModelCall]:
         messages = _input_messages(inputs, attributes)
         # Places of tools, best first: messages, input, output, definitions, OpenTelemetry attributes.
         tools = tools or tools_in(inputs if isinstance(inputs, dict) else None)
-        flat = isinstance(inputs, str) and parent.get("type") == "AGENT"
+        flat = isinstance(inputs, str) and parent_type == "AGENT"
     else:
         messages = split_rendering(messages)
     if answer is None:
@@ -223,32 +248,34 @@ def _calls(name: str, observation: Json, parent: Json) -> list[ModelCall]:
         tools = tools or tools_in(output if isinstance(output, dict) else None)
         flat = flat and isinstance(decode_json_text(output), str)
     if not messages or messages[0].role not in ("system", "developer"):
-        messages = _instructions(observation, attributes) + messages
-    tools = tools or _tool_definitions(observation)
+        messages = _instructions(fields, attributes) + messages
+    if not tools and fields.get("toolDefinitions") is not None:
+        tools = _tool_definitions(fields["toolDefinitions"])
     if attributes and not tools:
         tools, _ = tools_of_attributes(attributes)
-    usage = object_or_empty(observation.get("usageDetails", observation.get("usage")))
-    counts = plain_numbers({"input_tokens": usage.get("input"), "output_tokens": usage.get("output")})
+    usage = object_or_empty(fields.get("usageDetails", fields.get("usage")))
+    counts = {ours: usage[theirs] for theirs, ours in _COUNTS if type(usage.get(theirs)) in (int, float)}
     alternatives = _answers(output, attributes) if answer is None else [join_calls(answer)]
     if attributes:
-        alternatives = [add_finish_reason(one, attributes) for one in alternatives]
-    return [
-        ModelCall(
-            id=name,
+        alternatives = [add_finish_reason(found, attributes) for found in alternatives]
+    calls = []
+    # An empty answer is still a call: it may have failed.
+    for number, found in enumerate(alternatives or [[]]):
+        call = ModelCall(
+            id=one.id,
             input=messages,
-            output=one,
+            output=found,
             tools=tools,
-            parent=filled_text(observation.get("parentObservationId")),
-            model=filled_text(observation.get("model")),
-            failure=_failure(observation, "exception"),
+            parent=one.parent,
+            model=filled_text(fields.get("model")),
+            failure=_failure(fields, "exception"),
             usage=counts,
             # An agent's call with plain text as input and output logs only the opening prompt: the turns are rebuilt.
             flat=flat and answer is None,
             notes={"choice": number} if len(alternatives) > 1 else {},
         )
-        # An empty answer is still a call: it may have failed.
-        for number, one in enumerate(alternatives or [[]])
-    ]
+        calls.append(call)
+    return calls
 
 
 def _input_messages(inputs: Any, attributes: Json) -> list[Message]:
@@ -295,35 +322,24 @@ def _is_tool_schema(item: Any) -> bool:
     return isinstance(content, dict) and content.get("type") == "function" and isinstance(content.get("function"), dict)
 
 
-def _instructions(observation: Json, attributes: Json) -> list[Message]:
-    instructions = instructions_in(observation.get("output")) or instructions_in(observation.get("modelParameters"))
+def _instructions(fields: Json, attributes: Json) -> list[Message]:
+    instructions = instructions_in(fields.get("output")) or instructions_in(fields.get("modelParameters"))
     return instructions or system_in_attributes(attributes)
 
 
-def _tool_definitions(observation: Json) -> list[Json]:
+def _tool_definitions(definitions: Any) -> list[Json]:
     """Return the schemas in `toolDefinitions`: a list, or objects or JSON text by name."""
-    definitions = observation.get("toolDefinitions")
-    if definitions is None:
-        return []
     if isinstance(definitions, dict):
         named = [(name, decode_json_text(schema)) for name, schema in definitions.items()]
         return [{"name": name, **schema} for name, schema in named if isinstance(schema, dict)]
     return tools_in(definitions)
 
 
-def _attributes(observation: Json) -> Json:
-    if observation.get("metadata") is None:
-        return {}
-    metadata = decode_json_text(observation.get("metadata"))
-    attributes = metadata.get("attributes") if isinstance(metadata, dict) else None
-    return attributes if isinstance(attributes, dict) else {}
-
-
-def _tool_run(name: str, observation: Json) -> ToolRun | None:
+def _tool_run(one: _Observation) -> ToolRun | None:
     """Convert an observation to a tool run; None if it is not one."""
-    attributes = _attributes(observation)
-    result = observation.get("output")
-    failure = _failure(observation, "tool_error")
+    fields, attributes = one.fields, one.attributes
+    result = fields.get("output")
+    failure = _failure(fields, "tool_error")
     plain = plain_messages(result) if isinstance(result, str) and result[:1] == "{" else None
     call_id = plain[0].tool_call_id if plain is not None else None
     if plain is not None and call_id is not None:
@@ -332,31 +348,31 @@ def _tool_run(name: str, observation: Json) -> ToolRun | None:
         output = decode_json_text(result)
         output = unwrap(output) if isinstance(output, dict) else output
         message = output if isinstance(output, dict) and isinstance(output.get("tool_call_id"), str) else None
-        if observation.get("type") != "TOOL" and message is None and role_of_span(attributes) != "tool":
+        if one.type != "TOOL" and message is None and role_of_span(attributes) != "tool":
             return None
         if message is not None:
             call_id, result = message["tool_call_id"], message.get("content")
             if failure is None and message.get("status") == "error":
                 failure = Failure(failure_kind(result, "tool_error"), result if isinstance(result, str) else "")
-    call_id = (
-        call_id or filled_text(attributes.get("gen_ai.tool.call.id")) or filled_text(attributes.get("ai.toolCall.id"))
-    )
-    tool = filled_text(attributes.get("gen_ai.tool.name")) or filled_text(attributes.get("ai.toolCall.name"))
+    tool = filled_text(fields.get("name")) or ""
+    if attributes:
+        named = [filled_text(attributes.get(key)) for key in _TOOL_ATTRIBUTES]
+        call_id, tool = call_id or named[0] or named[1], named[2] or named[3] or tool
     return ToolRun(
-        id=name,
-        name=tool or filled_text(observation.get("name")) or "",
+        id=one.id,
+        name=tool,
         output=result,
-        arguments=observation.get("input"),
-        call_id=call_id,
-        parent=filled_text(observation.get("parentObservationId")),
+        arguments=fields.get("input"),
+        call_id=call_id or None,
+        parent=one.parent,
         failure=failure,
     )
 
 
-def _failure(observation: Json, default: str) -> Failure | None:
-    if observation.get("level") != "ERROR":
+def _failure(fields: Json, default: str) -> Failure | None:
+    if fields.get("level") != "ERROR":
         return None
-    message = filled_text(observation.get("statusMessage")) or ""
+    message = filled_text(fields.get("statusMessage")) or ""
     return Failure(failure_kind(message, default), message)
 
 

@@ -202,7 +202,10 @@ class SpanFormat:
             model=filled_text(fields.get("model")),
             call_id=filled_text(fields.get("call_id")),
             failure=failure,
-            **{name: fields.get(name) for name in ("input", "output", "tools", "usage")},
+            input=fields.get("input"),
+            output=fields.get("output"),
+            tools=fields.get("tools"),
+            usage=fields.get("usage"),
         )
 
     def _value(self, row: Json, name: str) -> Any:

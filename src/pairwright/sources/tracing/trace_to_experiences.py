@@ -123,9 +123,11 @@ def _why_unusable(chain: _Chain) -> str | None:
     last, repeats = chain.calls[-1], chain.repeats
     if len(chain.messages) == chain.prompt_length:
         return f"the model gave no output: {last.failure.text}" if last.failure else "the model gave no output"
-    first = next((message for message in chain.messages if message.role not in ("system", "developer")), None)
-    if first is not None and first.role == "tool":
-        return "its input begins with the result of a call that is not in the trace"
+    for message in chain.messages:
+        if message.role == "tool":
+            return "its input begins with the result of a call that is not in the trace"
+        if message.role not in ("system", "developer"):
+            break
     if repeats is not None:
         counts = [call.usage.get("input_tokens") for call in (repeats.calls[0], chain.calls[0])]
         if None not in counts and counts[0] != counts[1]:
@@ -212,7 +214,7 @@ def _overlap(chain: _Chain, call: ModelCall) -> int | None:
     ids = {tool_call.id for tool_call in last.tool_calls if tool_call.id is not None}
     known = 1 if call.input and call.input[0].role == "assistant" else 0
     # Equal prefix numbers mean that the input's first message equals the chain's last one.
-    if known and _number(call.input[0], chain.prefixes[-2], chain.known) != chain.prefixes[-1]:
+    if known and _numbered([chain.prefixes[-2]], call.input[:1], chain.known)[-1] != chain.prefixes[-1]:
         return None
     results = call.input[known:]
     if not results or not all(message.role == "tool" and message.tool_call_id in ids for message in results):
@@ -230,7 +232,7 @@ def _extend(chain: _Chain, call: ModelCall, known: int, prefixes: list[int]) -> 
     if call.failure is not None and chain.messages:
         chain.failures.append((len(chain.messages) - 1, call.failure))
     chain.messages += call.output
-    _number_from(chain, first)
+    _numbered(chain.prefixes, chain.messages[first:], chain.known)
     chain.calls.append(call)
     chain.runs = []
 
@@ -253,7 +255,7 @@ def _append_runs(chain: _Chain) -> None:
     chain.rebuilt = "from outputs and tool runs: the calls log only the opening prompt"
     chain.runs = []
     del chain.prefixes[first + 1 :]
-    _number_from(chain, first)
+    _numbered(chain.prefixes, chain.messages[first:], chain.known)
 
 
 def _answer_open_calls(chain: _Chain, by_id: dict[str, ToolRun]) -> None:
@@ -300,12 +302,15 @@ def _experience(
     info["calls"] = names
     known: list[Json] | None = None  # union of the tools of all calls, if they differ
     usage: Json = {}
+    model = None
     for call in calls:
         info.update(call.notes)
         for key, value in call.usage.items():
             usage[key] = usage.get(key, 0) + value
         if call.tools != tools:
             known = list({json_text(tool): tool for one in calls for tool in one.tools}.values())
+        if model is None:
+            model = call.model
     if chain.rebuilt:
         info["rebuilt"] = chain.rebuilt
     if known is not None:
@@ -338,7 +343,7 @@ def _experience(
         errors=errors,
         info=info,
         metrics=usage,
-        model_version=next((call.model for call in calls if call.model is not None), None),
+        model_version=model,
         truncate_status="response_truncated" if _is_truncated(chain.messages[-1]) else None,
     )
 
@@ -358,27 +363,28 @@ def _prefixes(messages: list[Message], before: _Chain | None, known: _Prefixes) 
     numbers = [0]
     if before is not None and messages[: len(before.messages)] == before.messages:
         numbers = before.prefixes.copy()
-    for message in messages[len(numbers) - 1 :]:
-        numbers.append(_number(message, numbers[-1], known))
+    return _numbered(numbers, messages[len(numbers) - 1 :], known)
+
+
+def _numbered(numbers: list[int], messages: list[Message], known: _Prefixes) -> list[int]:
+    """Append to the number of a prefix those of the prefixes that end with the next messages, and return all.
+
+    Ids and reasoning of the messages are ignored.
+    """
+    number = numbers[-1]
+    for message in messages:
+        body: Any = message.content
+        if type(body) is not str:
+            body = canonical_content(body)
+        if message.tool_calls or type(body) is not str:
+            calls = [(call.name, canonical_arguments(call.arguments or "{}")) for call in message.tool_calls]
+            body = _encode((body, calls))
+        number = known.setdefault((number, message.role, body), len(known) + 1)
+        numbers.append(number)
     return numbers
 
 
-def _number_from(chain: _Chain, first: int) -> None:
-    """Number the prefixes of a chain that end with its message `first` or a later one."""
-    for message in chain.messages[first:]:
-        chain.prefixes.append(_number(message, chain.prefixes[-1], chain.known))
-
-
-def _number(message: Message, before: int, known: _Prefixes) -> int:
-    """Return the number of the prefix `before` and one more message; its ids and reasoning are ignored."""
-    body: Any = message.content
-    if type(body) is not str:
-        body = canonical_content(body)
-    if message.tool_calls or type(body) is not str:
-        calls = [(call.name, canonical_arguments(call.arguments or "{}")) for call in message.tool_calls]
-        body = _encode((body, calls))
-    return known.setdefault((before, message.role, body), len(known) + 1)
-
-
 def _is_truncated(message: Message) -> bool:
-    return message.role == "assistant" and str(message.extra.get("finish_reason")).lower() in _TRUNCATED
+    if not message.extra or message.role != "assistant":
+        return False
+    return str(message.extra.get("finish_reason")).lower() in _TRUNCATED
