@@ -52,7 +52,7 @@ WRITES = {
     "pairs lint": "-",
     "pairs votes": "-",
     "tokens build": "PAIRS --tokenizer MODEL -o OUT",
-    "tokens show": "PAIRS --tokenizer MODEL --html OUT",
+    "tokens show": "-",
     "tokens check": "-",
     "tokens audit": "-",
     "compare": "-",

@@ -31,7 +31,7 @@ from pairwright.tokens.recorded import RecordedTurn, encode_experience, encode_r
 from pairwright.tokens.refusals import Refusal, TemplateError, TemplateLimit, TokensError
 from pairwright.tokens.sequence import Origin, Paint, Report, Sequence, truncate
 from pairwright.tokens.stage.check import check_template
-from pairwright.tokens.stage.paint import html_page, paint_text
+from pairwright.tokens.stage.paint import paint_text
 from pairwright.tokens.teacher_sequences import (
     Distillation,
     encode_distillations,
@@ -81,7 +81,6 @@ __all__ = [
     "encode_turns",
     "find_hints",
     "find_sites",
-    "html_page",
     "paint_text",
     "truncate",
     "truncate_distillation",
