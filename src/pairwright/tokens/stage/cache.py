@@ -5,7 +5,7 @@
     OUT/mapped-<hash>.arrow      a copy of these items' rows for memory mapping; may be deleted
 
 The Parquet files may hold more than the items of the last run (another length, a changed source). Readers return only
-the last run's items, in source order. Arrays of `read_pairs` and `CachedSequences` are views of the mapped file, so
+the last run's items, in source order. Arrays of `CachedPairs` and `CachedSequences` are views of the mapped file, so
 memory does not grow with their number.
 """
 
@@ -96,13 +96,9 @@ def list_refusals(output: Place, where: pl.Expr | None = None) -> list[tuple[str
     return list(frame.select("id", "refusal", "detail").collect().iter_rows())
 
 
-def read_pairs(output: Path) -> "CachedPairs":
-    """Return the encoded pairs of the last run in source order, without refused ones."""
-    return CachedPairs(output)
-
-
 class CachedPairs:
-    """Pairs by position or id. Their arrays are read-only views of a mapped file; collators copy them.
+    """The encoded pairs of the last run, without refused ones, by position or id. Their arrays are read-only views of a
+    mapped file; collators copy them.
 
     ids              ids of the pairs, in source order
     lengths          (N, 2) tokens of the chosen and the rejected side

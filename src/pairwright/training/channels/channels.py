@@ -8,7 +8,7 @@ from collections.abc import Sequence as Items
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from pairwright.records.arrays import Array
 from pairwright.tokens.stage.stage import adopt_options, holds_pairs, missing_table
 from pairwright.training.anchor_turns import load_anchor
 from pairwright.training.batch_schedule import BatchOrder
-from pairwright.training.channels.channel import Channel
 from pairwright.training.channels.distillation import DistillChannel, open_teacher
 from pairwright.training.channels.likelihood import LikelihoodChannel
 from pairwright.training.channels.policy_gradient import PolicyChannel
@@ -150,7 +149,7 @@ def read_channels(
         units = pair_data.tasks if settings.shuffle_by == "group" else None
     if weights.dpo:
         data = _require(pair_data, "dpo", "--pairs")
-        order = _order(config, data.train, data, units)
+        order = _order(config, data.train, curriculum=data.curriculum, units=units)
         channels.append(PreferenceChannel(data, settings.dpo, weights.dpo, order, limits))
     if weights.dpo and settings.dpo.anchor_weight:
         anchor = load_anchor(pairs, output / "anchor", options, show, is_ready=is_ready) if pairs is not None else None
@@ -170,12 +169,12 @@ def read_channels(
             if validation is not None:  # encoded like the runs, into a separate folder
                 held = load_policy_data(validation, scored=False, **of_runs, **folders.of("validation"))
                 likely = likely.with_validation(held)
-        order = _order(config, likely.train, likely, units)
+        order = _order(config, likely.train, curriculum=likely.curriculum, units=units)
         channels.append(LikelihoodChannel(likely, weights.sft, order, limits))
     if weights.grpo or weights.kto:
         source = _require(experience, "grpo" if weights.grpo else "kto", "--experience")
         runs = load_policy_data(source, **of_runs, **folders.of("runs"))
-        order_of = partial(_order, config, data=runs)
+        order_of = partial(_order, config, curriculum=runs.curriculum)
         if weights.grpo:
             draw = partial(order_of, units=_number_units(runs, settings.shuffle_by or "group"))
             channels.append(PolicyChannel(runs, settings.grpo, weights.grpo, draw, limits))
@@ -192,7 +191,7 @@ def read_channels(
         else:
             plain: dict[str, Any] = {"options": options, "show": show, "where": settings.where, "scored": False}
             taught = distill_runs(load_policy_data(source, **plain, **folders.of("runs")))
-        order = _order(config, np.arange(len(taught.items)), taught)
+        order = _order(config, np.arange(len(taught.items)), curriculum=taught.curriculum)
         channels.append(DistillChannel(taught, settings.sdpo, weights.sdpo, order, limits))
     # The first channel determines the length of an epoch.
     channels[0].notes += _describe_curriculum(channels[0].data.curriculum, channels[0].order, settings)
@@ -268,17 +267,12 @@ def _check_vocabulary(channels: Items[Any], policy: Policy, model: Path) -> None
                 )
 
 
-class Staged(Protocol):
-    """Data that may have a curriculum."""
-
-    @property
-    def curriculum(self) -> Curriculum | None: ...
-
-
-def _order(config: Config, items: Array, data: Staged | None = None, units: Array | None = None) -> BatchOrder:
+def _order(
+    config: Config, items: Array, *, curriculum: Curriculum | None = None, units: Array | None = None
+) -> BatchOrder:
     """Return the order of items. Shuffling respects a curriculum: its stages determine the items of an epoch; a
     curriculum without stages keeps the order of the table. `units` has a number for each item of the data."""
-    settings, curriculum = config.train, None if data is None else data.curriculum
+    settings = config.train
     units = None if units is None else units[items]
     if curriculum is None:
         return BatchOrder(items, settings.batch_size, config.seed, settings.shuffle, units=units)
@@ -321,6 +315,3 @@ def _require(value: Any, channel: str, option: str) -> Any:
 
 def _report_to(progress: Callable[[dict[str, Any]], None], kind: str) -> Callable[[int, int], None]:
     return lambda done, total: progress({"kind": kind, "done": done, "total": total})
-
-
-__all__ = ["CHANNELS", "Channel", "Limits", "load_channels", "token_options", "use_tokens"]
