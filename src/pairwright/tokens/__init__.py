@@ -38,7 +38,7 @@ from pairwright.tokens.teacher_sequences import (
     truncate_distillation,
 )
 from pairwright.tokens.template.render import Piece, Rendered, Template
-from pairwright.tokens.tokenizer import ChatTokenizer, FunctionRenderer, Renderer, chat_tokenizer
+from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
 
 __all__ = [
     "HINTS",
@@ -46,7 +46,6 @@ __all__ = [
     "Distillation",
     "EncodeOptions",
     "EncodedPair",
-    "FunctionRenderer",
     "Hint",
     "Origin",
     "Paint",
@@ -55,7 +54,6 @@ __all__ = [
     "RecordedTurn",
     "Refusal",
     "Rendered",
-    "Renderer",
     "Report",
     "Sequence",
     "Template",

@@ -9,10 +9,10 @@ import copy
 import itertools
 import json
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,10 +25,9 @@ from pairwright.records.messages import Json
 from pairwright.records.tool_texts import to_chat_tool
 from pairwright.tokens.clock import FIXED, parse_time
 from pairwright.tokens.declared_rows import Row, read_rows
-from pairwright.tokens.refusals import Refusal, TemplateError, TokensError
+from pairwright.tokens.refusals import Refusal, TokensError
 from pairwright.tokens.template.environment import Clock
-from pairwright.tokens.template.render import Rendered, Template
-from pairwright.tokens.template.tracked_str import Chat
+from pairwright.tokens.template.render import Template
 from pairwright.tokens.tokenizer_files import find_folder, load_backend
 
 Offset = tuple[NDArray[np.int32], NDArray[np.int32]]  # ids (N) and their character offsets (N, 2)
@@ -53,42 +52,13 @@ _MAX_VARIANTS = 64  # sets of template variables whose tokenizers are kept
 _LLAMA_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast")
 
 
-class Renderer(Protocol):
-    """Renders a conversation as text with provenance. `Template` implements it; a model without a Jinja template
-    provides its own renderer."""
-
-    @property
-    def hash(self) -> str: ...
-
-    def render(self, chat: Chat, tools: list[Json] | None = None, *, prompt: bool = False) -> Rendered: ...
-
-    def text(self, chat: Chat, tools: list[Json] | None = None, *, prompt: bool = False) -> str: ...
-
-
-class FunctionRenderer:
-    """A renderer from one function `(chat, tools, prompt) -> Rendered`."""
-
-    def __init__(self, function: Callable[[Chat, list[Json] | None, bool], Rendered], *, name: str) -> None:
-        self._function = function
-        self.hash = name
-
-    def render(self, chat: Chat, tools: list[Json] | None = None, *, prompt: bool = False) -> Rendered:
-        try:
-            return self._function(chat, tools, prompt)
-        except Exception as error:  # like a template that refuses a conversation
-            raise TemplateError(f"{self.hash}: {type(error).__name__}: {error}") from error
-
-    def text(self, chat: Chat, tools: list[Json] | None = None, *, prompt: bool = False) -> str:
-        return self.render(chat, tools, prompt=prompt).text
-
-
 class ChatTokenizer:
     """A fast tokenizer with its templates and special tokens. Caches properties of its templates (`learnt`)."""
 
     def __init__(
         self,
         backend: Tokenizer,
-        template: str | Mapping[str, str] | Renderer,
+        template: str | Mapping[str, str],
         *,
         special_tokens: Mapping[str, Any] | None = None,
         variables: Mapping[str, Any] | None = None,
@@ -113,12 +83,8 @@ class ChatTokenizer:
         self._schemas: dict[bytes, list[Json]] = {}
         self._variants: dict[bytes, ChatTokenizer] = {}  # keyed by additional variables, or by time
         self._clock = clock
-        self._templates: Mapping[str, str] = {"default": template} if isinstance(template, str) else {}
-        self._renderers: dict[str, Renderer] = {}
-        if isinstance(template, Mapping):
-            self._templates = dict(template)
-        elif not isinstance(template, str):
-            self._renderers["default"] = template
+        self._templates = {"default": template} if isinstance(template, str) else dict(template)
+        self._renderers: dict[str, Template] = {}
 
     @classmethod
     def from_folder(cls, folder: str | Path, *, template: str | None = None, **options: Any) -> "ChatTokenizer":
@@ -142,14 +108,14 @@ class ChatTokenizer:
     @property
     def has_template(self) -> bool:
         """Whether it can render chats; without a template, it encodes raw text only."""
-        return bool(self._templates or self._renderers)
+        return bool(self._templates)
 
     @property
     def templates(self) -> Mapping[str, str]:
         """Sources of the chat templates by name; "default" is for plain chats."""
         return self._templates
 
-    def renderer(self, tools: list[Json] | None) -> Renderer:
+    def renderer(self, tools: list[Json] | None) -> Template:
         """Return the template for a conversation: `tool_use` if it exists and there are tools."""
         name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
         if name not in self._renderers:

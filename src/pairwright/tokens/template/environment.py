@@ -17,11 +17,11 @@ from typing import Any
 import jinja2
 import jinja2.ext
 import jinja2.nodes
-import jinja2.parser
 import jinja2.sandbox
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.sandbox import SandboxedFormatter
 
+from pairwright.generate.template_variables import GenerationTag
 from pairwright.tokens.clock import FIXED
 from pairwright.tokens.refusals import Limits, TemplateLimit
 from pairwright.tokens.template.tracked_json import to_json
@@ -172,20 +172,6 @@ class _Generator(CodeGenerator):
         self.write(")" if is_slice else "")
 
 
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks generated text, which is rendered unchanged."""
-
-    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
-
-    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.CallBlock(self.call_method("_pass"), [], [], body).set_lineno(line)
-
-    def _pass(self, caller: Callable[[], str]) -> str:
-        return caller()
-
-
 class _Namespace(jinja2.utils.Namespace):
     """Like Jinja's namespace, but without private names and with faster reads."""
 
@@ -238,7 +224,7 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
-            extensions=[_Generation, jinja2.ext.loopcontrols],
+            extensions=[GenerationTag, jinja2.ext.loopcontrols],
             finalize=self.print_value,
         )
         self.clock = clock
