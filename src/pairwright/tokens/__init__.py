@@ -26,7 +26,7 @@ from pairwright.tokens.encode import encode_chat
 from pairwright.tokens.encode_options import EncodeOptions
 from pairwright.tokens.encode_pairs import EncodedPair, PairMessages, encode_pair, encode_pairs, truncate_pair
 from pairwright.tokens.encode_turns import encode_turns
-from pairwright.tokens.hints import HINTS, Hint, find_hints, find_sites
+from pairwright.tokens.hints import HINTS, Hint, find_hints
 from pairwright.tokens.recorded import RecordedTurn, encode_experience, encode_recorded
 from pairwright.tokens.refusals import Refusal, TemplateError, TemplateLimit, TokensError
 from pairwright.tokens.sequence import Origin, Paint, Report, Sequence, truncate
@@ -78,7 +78,6 @@ __all__ = [
     "encode_recorded",
     "encode_turns",
     "find_hints",
-    "find_sites",
     "paint_text",
     "truncate",
     "truncate_distillation",

@@ -69,16 +69,6 @@ class HintCounts(msgspec.Struct, frozen=True):
     without_recovery: int = 0
 
 
-def find_sites(messages: Sequence[Message], is_error: Callable[[int, Message], str | None]) -> list[ErrorSite]:
-    """Find sites with a predicate that returns the kind of error of a message, or None."""
-    sites = []
-    for index, message in enumerate(messages):
-        kind = is_error(index, message)
-        if kind is not None:
-            sites.append(ErrorSite(index=index, kind=kind, text=message.text, tool=message.name))
-    return sites
-
-
 def find_hints(
     messages: Sequence[Message],
     sites: Sequence[ErrorSite],
