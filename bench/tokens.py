@@ -315,8 +315,8 @@ READ_OURS = (
     _TIMED
     + """
 from pathlib import Path
-from pairwright.tokens.stage.cache import read_pairs
-pairs = read_pairs(Path(sys.argv[1]) / "tokens")
+from pairwright.tokens.stage.cache import CachedPairs
+pairs = CachedPairs(Path(sys.argv[1]) / "tokens")
 timed(lambda number: int(pairs[number].chosen.ids[-1]) + int(pairs[number].rejected.mask[-1]))
 """
 )

@@ -75,15 +75,13 @@ def test_kto_rows_and_rows_that_trl_drops_are_counted(tmp_path, model):
     assert found.left_out > 0
 
 
-def test_the_command_prints_counts_and_paints_a_page(tmp_path, model):
+def test_the_command_prints_counts(tmp_path, model):
     rows = [{"prompt": QUESTION, "chosen": [answer("on the mat"), RESULT], "rejected": [answer("no")]}]
-    path, page = write(tmp_path / "pairs.jsonl", rows), tmp_path / "page.html"
-    words = ["tokens", "audit", str(path), "--tokenizer", str(model)]
-    done = CliRunner().invoke(app, [*words, "--html", str(page), "--json"])
+    words = ["tokens", "audit", str(write(tmp_path / "pairs.jsonl", rows)), "--tokenizer", str(model)]
+    done = CliRunner().invoke(app, [*words, "--json"])
     assert done.exit_code == 0, done.output
     assert '"rows": 1' in done.stdout or '"rows":1' in done.stdout
-    assert "trained that the model did not generate" in page.read_text()
-    assert "<mark" in page.read_text()
+    assert "of which the model did not generate" in done.stderr
     refused = CliRunner().invoke(app, [*words, "--trainer", "axolotl"])
     assert "'axolotl' is not one of 'trl'" in refused.output
 

@@ -6,9 +6,6 @@ import pytest
 from made_run import make_run
 
 from pairwright.report import write_report
-from pairwright.tokens.encode import encode_chat
-from pairwright.tokens.stage.paint import html_page
-from tokens.token_families import small_tokenizer
 
 pytestmark = pytest.mark.stress
 
@@ -76,20 +73,4 @@ def test_plots_open_as_separate_files(browser, page_file):
     assert told == []
     stroke = page.evaluate("getComputedStyle(document.querySelector('.line')).stroke")
     assert stroke == "rgb(125, 162, 247)"
-    page.close()
-
-
-def test_painted_tokens_run_no_script_of_their_texts(browser, tmp_path):
-    tokenizer = small_tokenizer("chatml with calls")
-    chat = [{"role": "user", "content": HOSTILE}, {"role": "assistant", "content": HOSTILE}]
-    file = tmp_path / "tokens.html"
-    file.write_text(
-        html_page(tokenizer, [(HOSTILE, encode_chat(tokenizer, chat))], title="t", refused=[("x", HOSTILE)])
-    )
-    page = browser.new_page()
-    requests = []
-    page.on("request", lambda request: requests.append(request.url))
-    page.goto(file.as_uri())
-    assert (page.title(), page.locator("img").count(), requests) == ("t", 0, [file.as_uri()])
-    assert page.locator("body").inner_text().count("onerror") >= 3
     page.close()

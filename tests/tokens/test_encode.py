@@ -14,8 +14,8 @@ from pairwright.tokens import EncodeOptions, encode_turns
 from pairwright.tokens.encode import encode_chat
 from pairwright.tokens.refusals import Refusal, TokensError
 from pairwright.tokens.sequence import Paint, Sequence
-from pairwright.tokens.template.render import Piece, Rendered, Template
-from pairwright.tokens.tokenizer import ChatTokenizer, FunctionRenderer
+from pairwright.tokens.template.render import Template
+from pairwright.tokens.tokenizer import ChatTokenizer
 
 
 def spans(tokenizer: ChatTokenizer, sequence: Sequence) -> list[str]:
@@ -185,20 +185,6 @@ def test_stop_may_be_waived() -> None:
     )
     assert "bee" in spans(tokenizer, sequence)[0]
     assert sequence.report.unstopped == (1,)
-
-
-def test_a_plug_in_renderer_stands_in_for_a_template() -> None:
-    def render(chat: list, tools: object, prompt: bool) -> Rendered:
-        text, pieces = "", []
-        for number, message in enumerate(chat):
-            text += f"<|{message['role']}|>"
-            pieces.append(Piece(len(text), len(text) + len(message["content"]), number, 0))
-            text += message["content"] + "<|end|>"
-        return Rendered(text + ("<|assistant|>" if prompt else ""), pieces)
-
-    tokenizer = ChatTokenizer(small_backend(), FunctionRenderer(render, name="mine"))
-    sequence = encode_chat(tokenizer, [user("a"), assistant("b"), user("c"), assistant("d")])
-    assert spans(tokenizer, sequence) == ["b<|end|>", "d<|end|>"]
 
 
 def test_a_transformers_tokenizer_is_taken_as_it_is() -> None:

@@ -17,7 +17,7 @@ from pairwright.config.train_config import DistillConfig
 from pairwright.errors import PairwrightError
 from pairwright.records.messages import ERROR_KINDS, ErrorSite, Message, ToolCall
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
-from pairwright.tokens.hints import HINTS, HintCounts, Hinter, find_hints, find_sites
+from pairwright.tokens.hints import HINTS, HintCounts, Hinter, find_hints
 from pairwright.tokens.recorded import RecordedTurn
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Paint, Sequence
@@ -205,11 +205,6 @@ def test_a_judge_at_an_endpoint_is_asked_once_and_says_two_sentences(tmp_path: P
     with pytest.raises(PairwrightError):  # the endpoint is gone: an answer that fails is not an error without a hint
         hinter(CHAT, [SITE])
     hinter.close()
-
-
-def test_sites_are_found_by_predicate() -> None:
-    sites = find_sites(CHAT, lambda index, message: "not_found" if message.text.startswith("no such") else None)
-    assert [(site.index, site.kind, site.tool) for site in sites] == [(2, "not_found", "look")]
 
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.calls and not family.per_turn])

@@ -1,17 +1,15 @@
-"""Painted tokens: nothing is lost, trained tokens are marked, text cannot break the page."""
+"""Painted tokens: nothing is lost, trained tokens are marked."""
 
-import html
 import io
 import re
 
 from rich.console import Console
 from token_cases import TOOLS, assistant, call, tool, user
-from token_families import small_backend, small_tokenizer
+from token_families import small_tokenizer
 
 from pairwright.tokens.encode import encode_chat
 from pairwright.tokens.sequence import Report, Sequence
-from pairwright.tokens.stage.paint import describe_report, html_page, legend, paint_text, token_texts
-from pairwright.tokens.tokenizer import ChatTokenizer
+from pairwright.tokens.stage.paint import describe_report, legend, paint_text, token_texts
 
 CHAT = [user("hi <b>&"), assistant("", calls=[call()]), tool("sun 你好😀"), assistant("so <script>alert(1)</script> é")]
 
@@ -43,44 +41,6 @@ def test_without_colours_trained_tokens_stand_in_double_brackets() -> None:
     assert "".join(re.findall("⟦([^⟧]*)⟧", plain)) == tokenizer.decode(sequence.ids[sequence.mask])
     assert plain.count("⟦") == 2  # one run for each turn
     assert re.sub("[⟦⟧]", "", plain) == tokenizer.decode(sequence.ids)
-
-
-def test_the_page_is_self_contained_and_escaped() -> None:
-    tokenizer = small_tokenizer("chatml with calls")
-    sequence = encode_chat(tokenizer, CHAT, TOOLS)
-    page = html_page(tokenizer, [("one<i>", sequence)], title="t<>", refused=[("two<i>", "because <b>")])
-    assert page.count("<script") == 1  # its own, which reads no text of the page
-    assert not re.search(r"(src|http)=", page)
-    assert all(link.startswith("#s0r") for link in re.findall(r'href="([^"]*)"', page))
-    assert "<i>" not in page
-    assert "<b>" not in page
-    spans = re.findall(r'<span class="p\d+" title="[^"]*">([^<]*)</span>', page)
-    assert "".join(map(html.unescape, spans)).replace("⏎\n", "\n") == tokenizer.decode(sequence.ids)
-
-
-def test_the_page_links_to_every_run_of_trained_tokens() -> None:
-    tokenizer = small_tokenizer("chatml with calls")
-    sequence = encode_chat(tokenizer, CHAT, TOOLS)
-    page = html_page(tokenizer, [("one", sequence)])
-    runs = dict(re.findall(r'<mark id="([^"]*)">(.*?)</mark>', page, re.DOTALL))
-    assert re.findall(r'href="#([^"]*)"', page) == list(runs)
-    trained = "".join(html.unescape(re.sub("<[^>]*>", "", run)) for run in runs.values())
-    assert trained.replace("⏎\n", "\n") == tokenizer.decode(sequence.ids[sequence.mask])
-
-
-def test_the_page_has_both_themes_and_folds_tool_schemas() -> None:
-    template = (
-        "{{ tools | tojson }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
-    )
-    prompt = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    tokenizer = ChatTokenizer(small_backend(), template + prompt, special_tokens={"eos_token": "<|im_end|>"})
-    sequence = encode_chat(tokenizer, [user("hi"), assistant("ok")], TOOLS * 5)
-    page = html_page(tokenizer, [("one", sequence)])
-    (folded,) = re.findall("<details>(.*?)</details>", page, re.DOTALL)
-    assert folded.startswith("<summary>tool schemas, ")
-    assert "get_weather" in html.unescape(re.sub("<[^>]*>", "", folded))
-    assert "prefers-color-scheme:dark" in page
-    assert "width=device-width" in page
 
 
 def test_the_report_of_a_sequence_is_said_in_words() -> None:

@@ -17,7 +17,7 @@ from pairwright.records.messages import TURN_WEIGHT
 from pairwright.tokens.encode_pairs import EncodedPair, encode_pair
 from pairwright.tokens.sequence import name_record
 from pairwright.tokens.stage import stage
-from pairwright.tokens.stage.cache import read_pairs, read_sequences
+from pairwright.tokens.stage.cache import CachedPairs, read_sequences
 from pairwright.tokens.stage.stage import encode_source, folder_hash, holds_pairs
 from pairwright.tokens.tokenizer import ChatTokenizer
 
@@ -177,7 +177,7 @@ def test_encoded_pairs_are_read_by_position_and_by_id_in_the_order_of_the_source
     refused = made_pair(5, chosen=[Message("user", "not the model")])
     write_pairs(tmp_path / "pairs", [pairs_to_batch([*pairs, refused, pairs[0]])])
     assert encode_source(tmp_path / "pairs", tmp_path / "tokens", options)["refused"] == {"not_generated": 1}
-    cached = read_pairs(tmp_path / "tokens")
+    cached = CachedPairs(tmp_path / "tokens")
     assert cached.ids == [pair.id for pair in (*pairs, pairs[0])]
     ready = ChatTokenizer.from_folder(tokenizer)
     for position, pair in enumerate((*pairs, pairs[0])):
@@ -187,12 +187,10 @@ def test_encoded_pairs_are_read_by_position_and_by_id_in_the_order_of_the_source
             rejected=name_record(expected.rejected, pair.rejected_eid.uid),
             prompt_length=expected.prompt_length,
         )
-        assert cached[position] == cached.get(pair.id) == named
+        assert cached[position] == named
         assert cached.lengths[position].tolist() == [len(expected.chosen), len(expected.rejected)]
         assert cached.prompt_lengths[position] == expected.prompt_length
-    assert refused.id not in cached
-    with pytest.raises(TableError, match="is not among the 4 encoded ones"):
-        cached.get(refused.id)
+    assert refused.id not in cached.ids
     assert [name for name, _, _ in read_sequences(tmp_path / "tokens")] == [i for i in cached.ids for _ in range(2)]
 
 
@@ -204,9 +202,9 @@ def test_the_arrays_of_a_pair_lie_in_the_mapped_file(tokenizer, tmp_path, peak_m
     ]
     write_pairs(tmp_path / "pairs", [pairs_to_batch(pairs)])
     encode_source(tmp_path / "pairs", tmp_path / "tokens", TokensConfig(tokenizer=str(tokenizer)), num_workers=1)
-    read_pairs(tmp_path / "tokens")  # makes the file
+    CachedPairs(tmp_path / "tokens")  # makes the file
     with peak_memory(limit=500_000):
-        cached = read_pairs(tmp_path / "tokens")
+        cached = CachedPairs(tmp_path / "tokens")
         assert sum(int(pair.chosen.ids.sum()) for pair in cached) > 0
         assert sum(pair.chosen.num_trained for pair in cached) == sum(pair.rejected.num_trained for pair in cached)
     assert not cached[0].chosen.ids.flags.owndata
@@ -214,12 +212,12 @@ def test_the_arrays_of_a_pair_lie_in_the_mapped_file(tokenizer, tmp_path, peak_m
 
 def test_a_cache_without_pairs_or_without_items_is_refused(table, tokenizer, tmp_path):
     with pytest.raises(TableError, match=r"no items\.parquet; make one with"):
-        read_pairs(tmp_path)
+        CachedPairs(tmp_path)
     with Table(tmp_path / "other") as made:
         made.append([experience(1)])
     encode_source(made.path, tmp_path / "tokens", TokensConfig(tokenizer=str(tokenizer)))
     with pytest.raises(TableError, match="1 sequences but no pairs"):
-        read_pairs(tmp_path / "tokens")
+        CachedPairs(tmp_path / "tokens")
 
 
 def test_what_another_run_encoded_is_not_read(table, tokenizer, tmp_path):
@@ -266,7 +264,7 @@ def test_pairs_are_the_ids_that_their_experiences_recorded_found_by_lineage(toke
     manifest = encoded(tmp_path / "pairs", tmp_path / "tokens", tokenizer)
     assert (manifest["recorded"], manifest["exact"], manifest["sequences"]) == (4, 3, 6)
     sampled = {exp.completion[0].text: exp.tokens for exp in table.records()}
-    for pair in read_pairs(tmp_path / "tokens"):
+    for pair in CachedPairs(tmp_path / "tokens"):
         for side in (pair.chosen, pair.rejected):
             text = small_backend().decode(side.ids[side.mask].tolist(), skip_special_tokens=False)
             assert side.report.source == ("rendered" if text == "there<|im_end|>" else "recorded")

@@ -13,7 +13,7 @@ from pairwright.generate.template_variables import explain_variables, list_varia
 from pairwright.pairs.build import build_pairs
 from pairwright.pairs.options import PairOptions
 from pairwright.tokens.refusals import Refusal, TokensError
-from pairwright.tokens.stage.cache import list_refusals, read_pairs, read_sequences
+from pairwright.tokens.stage.cache import CachedPairs, list_refusals, read_sequences
 from pairwright.tokens.stage.stage import encode_source
 from pairwright.tokens.tokenizer import ChatTokenizer, load_tokenizer
 
@@ -167,7 +167,7 @@ def test_pairs_keep_the_variables_of_their_sides(folder, tmp_path):
     manifest = encode_source(tmp_path / "pairs", tmp_path / "tokens", options, num_workers=1)
     # Of six pairs one has sides with the same variables.
     assert (manifest["items"], manifest["encoded"], manifest["refused"]) == (6, 1, {"prompts_differ": 5})
-    (pair,) = read_pairs(tmp_path / "tokens")
+    (pair,) = CachedPairs(tmp_path / "tokens")
     ready = ChatTokenizer.from_folder(folder)
     assert ready.decode(pair.chosen.ids).startswith("<s>May\n")
     assert ready.decode(pair.rejected.ids).startswith("<s>May\n")

@@ -20,7 +20,7 @@ from pairwright.records.tool_texts import write_tools_as_text
 from pairwright.tokens import EncodeOptions
 from pairwright.tokens.recorded import encode_experience
 from pairwright.tokens.refusals import Refusal
-from pairwright.tokens.stage.cache import read_pairs, read_sequences
+from pairwright.tokens.stage.cache import CachedPairs, read_sequences
 from pairwright.tokens.stage.stage import encode_source
 from pairwright.tokens.tokenizer import ChatTokenizer
 
@@ -115,7 +115,7 @@ def test_a_pair_keeps_the_recorded_ids_of_one_side_and_encodes_the_text_of_the_o
     options = TokensConfig(tokenizer=str(folder), tools_as_text="hermes")
     manifest = encode_source(tmp_path / "pairs", tmp_path / "tokens", options, num_workers=1)
     assert (manifest["encoded"], manifest["refused"]) == (1, {})
-    (pair,) = read_pairs(tmp_path / "tokens")
+    (pair,) = CachedPairs(tmp_path / "tokens")
     assert np.array_equal(pair.chosen.ids, ids)
     assert (pair.chosen.report.source, pair.rejected.report.source) == ("recorded", "rendered")
     assert list(turns_of(ready, pair.chosen)) == list(turns_of(ready, pair.rejected)) == [1, 4]
@@ -128,7 +128,7 @@ def test_pairs_and_selected_turns_go_together_with_it(folder, tmp_path):
     ready, options = ChatTokenizer.from_folder(folder), TokensConfig(tokenizer=str(folder), tools_as_text="hermes")
     manifest = encode_source(tmp_path / "pairs", tmp_path / "tokens", options, num_workers=1)
     assert (manifest["encoded"], manifest["options"]["tools_as_text"]) == (1, "hermes")
-    (pair,) = read_pairs(tmp_path / "tokens")
+    (pair,) = CachedPairs(tmp_path / "tokens")
     assert list(turns_of(ready, pair.chosen)) == list(turns_of(ready, pair.rejected)) == [1, 4]
     assert "<tools>" in ready.decode(pair.chosen.ids[: pair.prompt_length])
     last = options.model_copy(update={"train_turns": "last"})

@@ -15,7 +15,7 @@ from pairwright.records.messages import ErrorSite
 from pairwright.tokens import EncodeOptions
 from pairwright.tokens.recorded import encode_experience
 from pairwright.tokens.refusals import Refusal
-from pairwright.tokens.stage.cache import read_pairs, read_sequences
+from pairwright.tokens.stage.cache import CachedPairs, read_sequences
 from pairwright.tokens.stage.stage import encode_source
 from pairwright.tokens.tokenizer import ChatTokenizer
 
@@ -151,7 +151,7 @@ def test_the_sides_of_a_pair_are_compared_by_their_selected_turns(folder, tmp_pa
     for rule, sides in expected.items():
         rules = options.model_copy(update={"train_turns": rule})
         manifest = encode_source(tmp_path / "pairs", tmp_path / "tokens", rules, num_workers=1)
-        (pair,) = read_pairs(tmp_path / "tokens")
+        (pair,) = CachedPairs(tmp_path / "tokens")
         assert (trained(ready, [pair.chosen]), trained(ready, [pair.rejected])) == sides
         assert pair.chosen.ids[: pair.prompt_length].tolist() == pair.rejected.ids[: pair.prompt_length].tolist()
         assert manifest["turns_not_selected"] == (0 if rule == "all" else 5)

@@ -20,7 +20,6 @@ from pairwright.tokens.stage.stage import encode_source
 from pairwright.tokens.tokenizer import ChatTokenizer
 from pairwright.training import train
 from pairwright.training.batch_schedule import BatchOrder
-from pairwright.training.channels.channels import Limits
 from pairwright.training.channels.distillation import DistillChannel
 from pairwright.training.channels.likelihood import LikelihoodChannel
 from pairwright.training.channels.policy_gradient import PolicyChannel
@@ -28,6 +27,7 @@ from pairwright.training.channels.preference_channel import PreferenceChannel
 from pairwright.training.channels.unpaired_channel import UnpairedChannel
 from pairwright.training.data import ChosenSides, PairData, PolicyData
 from pairwright.training.distill_data import distill_runs
+from pairwright.training.micro_batches import Limits
 from pairwright.training.model.load_model import load_model
 from pairwright.training.model.policy_model import Policy
 from pairwright.training.model.ranks import Ranks

@@ -26,7 +26,7 @@ from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 from pairwright.store.table import Table
 from pairwright.tokens import EncodeOptions
 from pairwright.tokens.recorded import encode_experience
-from pairwright.tokens.stage.cache import read_pairs as read_encoded_pairs
+from pairwright.tokens.stage.cache import CachedPairs
 from pairwright.tokens.stage.stage import encode_source
 from pairwright.tokens.tokenizer import ChatTokenizer
 
@@ -202,7 +202,7 @@ def test_sides_across_tasks_and_sides_of_preferences_have_the_credit_of_their_ow
         build_pairs([table], tmp_path / name / "pairs", pair_options)
         for source in ("pairs", *(["experience"] if name == "preference" else [])):
             encode_source(tmp_path / name / source, tmp_path / name / f"{source}-tokens", options, num_workers=1)
-            (pair,) = read_encoded_pairs(tmp_path / name / f"{source}-tokens")
+            (pair,) = CachedPairs(tmp_path / name / f"{source}-tokens")
             words = [MARK.findall(ready.decode(side.ids[side.mask])) for side in (pair.chosen, pair.rejected)]
             # Turns are named by their position in their own run.
             assert words == [["3", "7"], ["1"]]

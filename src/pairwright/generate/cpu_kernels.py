@@ -1,4 +1,4 @@
-"""Optimisations for the CPU: 16-bit arithmetic if usable, weights in oneDNN's layout.
+"""16-bit arithmetic of the CPU, if usable; and the available memory.
 
 Some virtual machines announce AMX but do not allow it: the first instruction kills the process. `guard_amx` tries it in
 a separate process, and on failure keeps oneDNN from using it. `prepare_16_bits` must run before the first 16-bit
@@ -11,7 +11,6 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 _log = logging.getLogger(__name__)
 _VARIABLE = "ONEDNN_MAX_CPU_ISA"  # the newest instructions that oneDNN may use; read at its first product
@@ -56,53 +55,6 @@ def guard_amx() -> bool:
     os.environ[_VARIABLE] = _WITHOUT_AMX
     _log.warning("this CPU announces AMX but does not allow it: AMX is turned off (%s=%s)", _VARIABLE, _WITHOUT_AMX)
     return False
-
-
-def pack_weights(model: Any) -> int:
-    """Add copies of a model's linear weights in oneDNN's layout; return the number of packed layers.
-
-    Packs nothing if that does not work, or if there is not enough memory for a second copy. The model must not be
-    trained afterwards: its layers would not use new weights.
-    """
-    import torch
-
-    layers = [module for module in model.modules() if type(module) is torch.nn.Linear]
-    size = sum(layer.weight.numel() * layer.weight.element_size() for layer in layers)
-    if not layers or layers[0].weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
-        return 0
-    if size > available_bytes() // 3 or not _try_packed(layers[0]):
-        return 0
-    for layer in layers:
-        _pack(layer)
-    return len(layers)
-
-
-def _pack(layer: Any) -> None:
-    import torch
-
-    with torch.inference_mode():
-        packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), 64)
-    bias = layer.bias
-
-    def forward(values: Any) -> Any:
-        return torch.ops.mkldnn._linear_pointwise(values, packed, bias, "none", [], "")
-
-    layer.forward = forward
-
-
-def _try_packed(layer: Any) -> bool:
-    """Return whether a packed layer gives the results of the layer."""
-    import torch
-
-    values = torch.linspace(-1, 1, 3 * layer.in_features, dtype=layer.weight.dtype).view(1, 3, -1)
-    try:
-        with torch.inference_mode():
-            expected = torch.nn.functional.linear(values, layer.weight, layer.bias)
-            packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), 64)
-            got = torch.ops.mkldnn._linear_pointwise(values, packed, layer.bias, "none", [], "")
-    except (RuntimeError, AttributeError, NotImplementedError):
-        return False
-    return bool(torch.allclose(got.float(), expected.float(), rtol=2e-2, atol=2e-2 * float(expected.abs().max())))
 
 
 def available_bytes() -> int:

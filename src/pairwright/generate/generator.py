@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pairwright.generate.cpu_kernels import pack_weights
 from pairwright.generate.model_folder import load_model, load_tokenizer
 from pairwright.generate.packed_models import open_runner
 from pairwright.generate.padded_runner import PaddedRunner
@@ -45,7 +44,6 @@ class Engine:
         self._chat = ChatEncoder(tokenizer, tools_as_text=tools_as_text != "off")
         # format of tool calls in answers; None if unknown
         self.call_format = HERMES if tools_as_text != "off" else format_of(tokenizer.chat_template)
-        self._texts: dict[tuple[bool, tuple[int, ...]], str] = {}
         self._max_batch_tokens, self._max_cache_tokens = max_batch_tokens, max_cache_tokens
         # steps of a small model are mostly overhead: process more tokens per step
         is_small = sum(weight.numel() for weight in model.parameters()) < 20_000_000
@@ -71,10 +69,8 @@ class Engine:
         `tools_as_text` "hermes": tools, calls and results are text, for a chat template without a tool role.
         """
         place = Path(folder)
-        model = load_model(place, device=device, dtype=dtype)
-        pack_weights(model)
         return cls(
-            model,
+            load_model(place, device=device, dtype=dtype),
             load_tokenizer(place),
             name=name or place.name,
             max_batch_tokens=max_batch_tokens,
@@ -97,15 +93,8 @@ class Engine:
         return self._chat.text_ids(text)
 
     def text(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Decode token ids. Short sequences are cached: small models produce few distinct ones."""
-        if len(ids) > 8:
-            return str(self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
-        key = (skip_special_tokens, tuple(ids))
-        if key not in self._texts:
-            if len(self._texts) > 100_000:
-                self._texts.clear()
-            self._texts[key] = str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
-        return self._texts[key]
+        """Decode token ids."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     def check(self, request: Request) -> None:
         """Raise GenerateError if this request cannot be answered."""

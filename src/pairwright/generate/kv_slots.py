@@ -188,24 +188,21 @@ class Shape:
 
     layers: int
     heads: int  # key-value heads
-    key_size: int
-    value_size: int
+    head_size: int
     dtype: Any
     device: str
 
     @property
     def bytes_per_token(self) -> int:
-        return int(self.layers * self.heads * (self.key_size + self.value_size) * self.dtype.itemsize)
+        return int(2 * self.layers * self.heads * self.head_size * self.dtype.itemsize)
 
     def allocate(self, *, slots: int | None, tokens: int) -> tuple[Any, Any]:
         """Allocate zeroed keys and values: (L, S, K, T, D), or (L, K, T, D) without slots."""
         import torch
 
         middle = (self.heads, tokens) if slots is None else (slots, self.heads, tokens)
-        keys, values = (
-            torch.zeros((self.layers, *middle, size), dtype=self.dtype, device=self.device)
-            for size in (self.key_size, self.value_size)
-        )
+        shape = self.layers, *middle, self.head_size
+        keys, values = (torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(2))
         return keys, values
 
 
@@ -239,10 +236,6 @@ class SlotClass:
                 # a few rows at a time: the intermediate copy stays in the CPU's cache
                 for rows, places in zip(*pairs, strict=True):
                     layer[places] = layer.index_select(0, rows)
-
-    def shrink(self, count: int) -> None:
-        """Free the slots from `count` on; their memory is kept for new rows until it is needed."""
-        self.count = count
 
     def release_empty(self) -> None:
         if self.count < self.num_slots:
@@ -342,7 +335,7 @@ class Rows:
             holes = np.setdiff1d(np.arange(len(rows)), self.slot[rows], assume_unique=True)
             slots.copy(self.slot[late], holes, int(self.length[late].max()) if len(late) else 0)
             self.slot[late] = holes
-            slots.shrink(len(rows))
+            slots.count = len(rows)  # the memory of the others is kept for new rows until it is needed
 
     def add(self, *, size_class: Numbers, slot: Numbers, length: Numbers, start: Numbers, chain: Numbers) -> None:
         """Append rows whose slots were taken and written."""

@@ -22,7 +22,6 @@ class LlamaServer:
 
     file: the GGUF file.
     adapter: a LoRA adapter as GGUF, applied to the model.
-    scale: factor of the adapter's change.
     context: tokens of all requests together; 0: the model's context, at most 16,384.
     slots: requests at once.
     threads: CPU threads; None: llama.cpp's default.

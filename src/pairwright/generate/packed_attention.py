@@ -86,7 +86,6 @@ class Plan:
         self.short: list[ShortPrompts] = []
         self.blocks: list[BlockPart] = []
         self.levels: list[NodeLevel] = []
-        self.num_calls = 0  # calls of attention layers
         self._masks: dict[Any, Any] = {}
 
     def mask(self, name: Hashable, tokens: NDArray[np.int64], keys: range, window: int | None, dtype: Any) -> Any:
@@ -137,7 +136,6 @@ def attend(
             raise Unsupported(f"its attention has {name}")
     if getattr(module, "is_causal", True) is False:
         raise Unsupported("its attention is not causal")
-    plan.num_calls += 1
     num_heads, num_tokens, size = query.shape[1:]
     num_kv = key.shape[1]
     queries = query[0].unflatten(0, (num_kv, num_heads // num_kv))  # (K, G, N, D)

@@ -5,14 +5,8 @@ from typing import Any
 import numpy as np
 
 from pairwright.generate.cpu_kernels import available_bytes
-from pairwright.generate.kv_slots import (
-    Shape,
-)
-from pairwright.generate.packed_attention import (
-    NAME,
-    Unsupported,
-    attend,
-)
+from pairwright.generate.kv_slots import Shape
+from pairwright.generate.packed_attention import NAME, Unsupported, attend
 from pairwright.generate.packed_runner import PackedRunner
 
 
@@ -70,7 +64,7 @@ def _measure_shape(model: Any) -> Shape:
         raise Unsupported("its layers have caches of different shapes")
     if key.shape[-1] != value.shape[-1]:
         raise Unsupported("its keys and values have different sizes")
-    return Shape(len(layers), key.shape[1], key.shape[3], value.shape[3], key.dtype, str(key.device))
+    return Shape(len(layers), key.shape[1], key.shape[3], key.dtype, str(key.device))
 
 
 def _compare_trial(model: Any, shape: Shape) -> str | None:

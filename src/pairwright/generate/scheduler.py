@@ -104,11 +104,6 @@ class Scheduler:
     def is_idle(self) -> bool:
         return not self._open and not self._queues and not self._fills
 
-    @property
-    def num_open(self) -> int:
-        """Choices that have a row."""
-        return len(self._open)
-
     def add(self, ticket: Ticket) -> None:
         request = ticket.request
         room = self._context - len(request.prompt)

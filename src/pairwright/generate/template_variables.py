@@ -24,8 +24,8 @@ _OUTPUT = ("padding", "truncation", "max_length", "return_tensors", "return_dict
 _RESERVED = frozenset((*_OWN, *_CALL, *_OUTPUT))
 
 
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}`, with which some templates mark the model's turns."""
+class GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}`, with which some templates mark the model's turns; its body is rendered unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
@@ -41,7 +41,7 @@ def list_variables(template: str) -> tuple[str, ...]:
     >>> list_variables("{% set x = 1 %}{{ bos_token + messages[x].content }}{% if enable_thinking %}<think>{% endif %}")
     ('enable_thinking',)
     """
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(extensions=[_Generation, jinja2.ext.loopcontrols])
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(extensions=[GenerationTag, jinja2.ext.loopcontrols])
     try:
         tree = environment.parse(template)
         undeclared = jinja2.meta.find_undeclared_variables(tree)

@@ -5,9 +5,8 @@
     S  sequences                                      T  temperature
 
 The input has only the hidden states of wanted positions. Forward and backward process them in chunks, so at most two
-(C, V) blocks exist at a time; the backward pass recomputes a chunk's logits, except those of the last chunk, which are
-kept. If the head is frozen (LoRA), the forward pass computes the gradient with respect to the hidden states, and
-nothing is computed twice.
+(C, V) blocks exist at a time; the backward pass recomputes the logits. If the head is frozen (LoRA), the forward pass
+computes the gradient with respect to the hidden states, and nothing is computed twice.
 
 Invariant: values and gradients are those of `log_softmax(f(hidden @ weight.T + bias), -1)` gathered at the targets.
 Softmax and sums over chunks are float32 or wider, for any dtype of the model.
@@ -135,7 +134,6 @@ class _MaskedLogps(torch.autograd.Function):  # type: ignore[misc]
         # Frozen head: only the hidden states need a gradient, which is computed here, so nothing is computed twice.
         hidden_only = grad and ctx.needs_input_grad[0] and not any(ctx.needs_input_grad[1:3])
         grads_NH = torch.empty_like(hidden_NH) if hidden_only else None
-        last_chunk = None
         for chunk in _chunks(len(hidden_NH), head.chunk_size):
             logits_CV, slope_CV = _logits_chunk(hidden_NH[chunk], weight_VH, bias_V, head)
             logps_CV = _log_softmax(logits_CV)
@@ -144,11 +142,9 @@ class _MaskedLogps(torch.autograd.Function):  # type: ignore[misc]
             if grads_NH is not None:
                 grads_CV = _logit_grads(logps_CV, slope_CV, targets_N[chunk], head)
                 grads_NH[chunk] = grads_CV.to(weight_VH.dtype) @ weight_VH
-            elif grad and chunk.stop == len(hidden_NH):  # backward starts with this chunk
-                last_chunk = (logps_CV, slope_CV)
             del logps_CV, slope_CV  # (C, V) blocks must not live into the next chunk
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, grads_NH)
-        ctx.head, ctx.last_chunk = head, last_chunk
+        ctx.head = head
         return logps_N
 
     @staticmethod
@@ -165,14 +161,9 @@ class _MaskedLogps(torch.autograd.Function):  # type: ignore[misc]
         weight_grad = torch.zeros_like(weight_VH, dtype=wide) if needs_weight else None
         bias_grad = torch.zeros_like(bias_V, dtype=wide) if needs_bias else None
         for chunk in reversed(_chunks(len(hidden_NH), ctx.head.chunk_size)):
-            # Overwritten below, so it is used once: a second backward pass recomputes it.
-            last_chunk, ctx.last_chunk = ctx.last_chunk, None
-            if last_chunk is None:
-                logits_CV, slope_CV = _logits_chunk(hidden_NH[chunk], weight_VH, bias_V, ctx.head)
-                last_chunk = _log_softmax(logits_CV), slope_CV
-                del logits_CV
-            logps_CV, slope_CV = last_chunk
-            del last_chunk
+            logits_CV, slope_CV = _logits_chunk(hidden_NH[chunk], weight_VH, bias_V, ctx.head)
+            logps_CV = _log_softmax(logits_CV)
+            del logits_CV
             grads_CV = _logit_grads(logps_CV, slope_CV, targets_N[chunk], ctx.head).mul_(grad_N[chunk, None])
             if bias_grad is not None:
                 bias_grad += grads_CV.sum(0)

@@ -32,7 +32,8 @@ def dpo(model: Any, batch: Any, reference: Any = None, *, loss: str = "sigmoid",
     needs_reference = check_preference(loss, settings).needs_reference
     device = next(model.parameters()).device
     # Besides tensors, a batch has the origins of its rows.
-    tensors = {name: value.to(device) for name, value in _tensors(batch).items() if isinstance(value, Tensor)}
+    arrays = batch if isinstance(batch, dict) else as_torch(batch)
+    tensors = {name: value.to(device) for name, value in arrays.items() if isinstance(value, Tensor)}
     # Sums (B,) over the trained tokens of each side, and their number.
     chosen_B, num_chosen_B = _logps(model, tensors, "chosen")
     rejected_B, num_rejected_B = _logps(model, tensors, "rejected")
@@ -51,10 +52,6 @@ def dpo(model: Any, batch: Any, reference: Any = None, *, loss: str = "sigmoid",
     losses = preference_loss(loss, pairs, settings)
     # A pair that is empty on one side has weight 0; `clamp` handles a batch of only such pairs.
     return losses.loss_B.sum() / losses.weight_B.sum().clamp(min=1)
-
-
-def _tensors(batch: Any) -> dict[str, Any]:
-    return batch if isinstance(batch, dict) else as_torch(batch)
 
 
 def _logps(model: Any, tensors: dict[str, Tensor], side: str) -> tuple[Tensor, Tensor]:

@@ -26,19 +26,19 @@ from pairwright.tokens.encode import encode_chat
 from pairwright.tokens.encode_options import EncodeOptions
 from pairwright.tokens.encode_pairs import EncodedPair, PairMessages, encode_pair, encode_pairs, truncate_pair
 from pairwright.tokens.encode_turns import encode_turns
-from pairwright.tokens.hints import HINTS, Hint, find_hints, find_sites
+from pairwright.tokens.hints import HINTS, Hint, find_hints
 from pairwright.tokens.recorded import RecordedTurn, encode_experience, encode_recorded
 from pairwright.tokens.refusals import Refusal, TemplateError, TemplateLimit, TokensError
 from pairwright.tokens.sequence import Origin, Paint, Report, Sequence, truncate
 from pairwright.tokens.stage.check import check_template
-from pairwright.tokens.stage.paint import html_page, paint_text
+from pairwright.tokens.stage.paint import paint_text
 from pairwright.tokens.teacher_sequences import (
     Distillation,
     encode_distillations,
     truncate_distillation,
 )
 from pairwright.tokens.template.render import Piece, Rendered, Template
-from pairwright.tokens.tokenizer import ChatTokenizer, FunctionRenderer, Renderer, chat_tokenizer
+from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
 
 __all__ = [
     "HINTS",
@@ -46,7 +46,6 @@ __all__ = [
     "Distillation",
     "EncodeOptions",
     "EncodedPair",
-    "FunctionRenderer",
     "Hint",
     "Origin",
     "Paint",
@@ -55,7 +54,6 @@ __all__ = [
     "RecordedTurn",
     "Refusal",
     "Rendered",
-    "Renderer",
     "Report",
     "Sequence",
     "Template",
@@ -80,8 +78,6 @@ __all__ = [
     "encode_recorded",
     "encode_turns",
     "find_hints",
-    "find_sites",
-    "html_page",
     "paint_text",
     "truncate",
     "truncate_distillation",

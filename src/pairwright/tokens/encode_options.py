@@ -8,10 +8,9 @@ from pairwright.config.sections import CreditConfig, TokensConfig, ToolsAsText
 from pairwright.tokens.sequence import Truncation
 from pairwright.tokens.spans.law import MissingReasoning, Terms
 from pairwright.tokens.spans.regions import Verify
+from pairwright.tokens.spans.spelling import Boundaries, Controls
 from pairwright.tokens.train_turns import TrainTurns
 
-Boundaries = Literal["whole", "split"]
-ControlTokens = Literal["keep", "escape", "refuse"]
 Use = Literal["use", "ignore"]
 
 
@@ -37,7 +36,7 @@ class EncodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     boundaries: Boundaries = "split"
-    control_tokens: ControlTokens = "keep"
+    control_tokens: Controls = "keep"
     require_stop: bool = True
     verify: Verify = "quick"
     missing_reasoning: MissingReasoning = "refuse"

@@ -69,28 +69,6 @@ class HintCounts(msgspec.Struct, frozen=True):
     without_recovery: int = 0
 
 
-class Aid(msgspec.Struct, frozen=True):
-    """Additions to the conversation that only the teacher reads: message -> appended text; and the turns to distill."""
-
-    added: Mapping[int, str]
-    targets: frozenset[int]
-
-
-def aid_of(hints: Sequence[Hint]) -> Aid:
-    """Append each hint to the message before its target, and distill the targets."""
-    return Aid({hint.target - 1: addendum(hint.text) for hint in hints}, frozenset(hint.target for hint in hints))
-
-
-def find_sites(messages: Sequence[Message], is_error: Callable[[int, Message], str | None]) -> list[ErrorSite]:
-    """Find sites with a predicate that returns the kind of error of a message, or None."""
-    sites = []
-    for index, message in enumerate(messages):
-        kind = is_error(index, message)
-        if kind is not None:
-            sites.append(ErrorSite(index=index, kind=kind, text=message.text, tool=message.name))
-    return sites
-
-
 def find_hints(
     messages: Sequence[Message],
     sites: Sequence[ErrorSite],

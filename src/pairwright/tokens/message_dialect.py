@@ -25,9 +25,9 @@ import msgspec
 from pairwright.records.messages import Json, Message, to_template_chat
 from pairwright.tokens.refusals import TemplateError
 from pairwright.tokens.spans.grammar import Tags, learn_grammar
-from pairwright.tokens.template.render import Rendered
+from pairwright.tokens.template.render import Rendered, Template
 from pairwright.tokens.template.tracked_str import CALL, CONTENT, Chat, plain_chat
-from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
+from pairwright.tokens.tokenizer import ChatTokenizer
 
 _ID_LENGTH = 9  # length of call ids that Mistral's templates accept
 _LONG_ID = "call_zq0000000001"
@@ -118,7 +118,7 @@ def _fit_chat(chat: Chat, forms: Forms) -> tuple[Chat, int]:
     return (chat, _shorten_ids(chat)) if forms.short_ids else (chat, 0)
 
 
-def _join_parts(tokenizer: ChatTokenizer, renderer: Renderer, chat: Chat) -> Chat:
+def _join_parts(tokenizer: ChatTokenizer, renderer: Template, chat: Chat) -> Chat:
     """Join text parts into text if the template does not read parts in messages of this role. Several parts are joined
     by a line break, as vLLM does, except in assistant messages: the model generated no line break there."""
     for number, message in enumerate(chat):
@@ -137,7 +137,7 @@ def _join_parts(tokenizer: ChatTokenizer, renderer: Renderer, chat: Chat) -> Cha
     return chat
 
 
-def _reads_text_only(renderer: Renderer, role: str, forms: Forms) -> bool:
+def _reads_text_only(renderer: Template, role: str, forms: Forms) -> bool:
     """Return whether the template renders content of this role as text, but not as a list of parts."""
     message: Json = {"role": role, "content": "zqu"}
     before: Chat = [] if role in ("user", "system", "developer") else [_USER]
@@ -189,7 +189,7 @@ def _shorten_ids(chat: Chat) -> int:
 # Find the form that a template takes, with a small conversation.
 
 
-def find_forms(tokenizer: ChatTokenizer, renderer: Renderer) -> Forms:
+def find_forms(tokenizer: ChatTokenizer, renderer: Template) -> Forms:
     """Return the forms that this template takes; tested once and cached."""
     key = ("forms", renderer.hash)
     if key not in tokenizer.learnt:
@@ -201,7 +201,7 @@ def find_forms(tokenizer: ChatTokenizer, renderer: Renderer) -> Forms:
     return found
 
 
-def _try_forms(renderer: Renderer) -> Forms:
+def _try_forms(renderer: Template) -> Forms:
     text = _render(renderer, [_USER])
     wants_parts = _is_missing(text) and not _is_missing(_render(renderer, [_parts(_USER)]))
     short_ids = False
@@ -231,7 +231,7 @@ _USER: Json = {"role": "user", "content": "zqu"}
 _SIZES = (5, 3, 2)
 
 
-def _doubles(renderer: Renderer, tags: Tags) -> bool:
+def _doubles(renderer: Template, tags: Tags) -> bool:
     """Return whether the template writes an empty thinking block before the thinking block of a text."""
     opening, closing = tags
     turn: Json = {"role": "assistant", "content": f"{opening}zqr{closing}zqc"}
@@ -247,7 +247,7 @@ def _parts(message: Json) -> Json:
     return {**message, "content": [{"type": "text", "text": message["content"]}]}
 
 
-def _render(renderer: Renderer, chat: Chat) -> Rendered | None:
+def _render(renderer: Template, chat: Chat) -> Rendered | None:
     try:
         return renderer.render(chat, None)
     except TemplateError:
@@ -255,7 +255,7 @@ def _render(renderer: Renderer, chat: Chat) -> Rendered | None:
 
 
 def _render_call(
-    renderer: Renderer,
+    renderer: Template,
     arguments: str,
     content: str | None,
     size: int,

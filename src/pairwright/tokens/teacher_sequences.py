@@ -20,7 +20,7 @@ from pairwright.records.messages import Json, Message
 from pairwright.tokens.clock import time_of
 from pairwright.tokens.encode import Prepared, encode_located, prepare_chat
 from pairwright.tokens.encode_options import DEFAULT, EncodeOptions
-from pairwright.tokens.hints import Aid, Hint, add_text, aid_of
+from pairwright.tokens.hints import Hint, add_text, addendum
 from pairwright.tokens.recorded import (
     RECORDED,
     RecordedTurn,
@@ -72,7 +72,7 @@ class Distillation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 def encode_distillations(
     tokenizer: Any,
     messages: Items[Message],
-    hints: Items[Hint] | Aid,
+    hints: Items[Hint],
     tools: Items[Json] | None = None,
     options: EncodeOptions = DEFAULT,
     *,
@@ -81,18 +81,20 @@ def encode_distillations(
     student: Sequence | None = None,
     is_cut: bool = False,
 ) -> list[Distillation]:
-    """Encode a conversation with hints or another aid: one item for each group of turns that share a context and
-    include a target.
+    """Encode a conversation with hints: one item for each group of turns that share a context and include a target.
 
     `recorded` has the sampled ids of each turn, and `student` the whole recorded sequence. Without them the student is
     rendered and split at the turns, so that no token crosses the start of a turn. With `is_cut`, the conversation ends
     without a stop token.
     """
-    ready, aid = chat_tokenizer(tokenizer), hints if isinstance(hints, Aid) else aid_of(hints)
-    if not aid.targets:
+    ready = chat_tokenizer(tokenizer)
+    if not hints:
         raise Refusal("not_generated", "there is no hint to distil")
+    # Each hint is appended to the message before its target; only the teacher reads it.
+    added = {hint.target - 1: addendum(hint.text) for hint in hints}
+    targets = {hint.target for hint in hints}
     # Text of runs and tools is untrusted: it must not end the message that it is appended to.
-    if controls := [token for token in ready.special for text in aid.added.values() if token in text]:
+    if controls := [token for token in ready.special for text in added.values() if token in text]:
         raise Refusal("control_tokens", f"the teacher's text contains {controls[0]!r}")
     prepared = prepare_chat(ready, messages, tools, allow_images=options.allow_images)
     chat, generated = prepared.chat, prepared.generated
@@ -100,11 +102,11 @@ def encode_distillations(
     turns = sorted(recorded) if recorded else [index for index in generated if index >= train_from]
     if any(turn not in generated for turn in turns):
         raise Refusal("recorded_ids", f"ids are recorded for {turns}, generated were {generated}")
-    if not any(turn in aid.targets for turn in turns):
+    if targets.isdisjoint(turns):
         raise Refusal("not_generated", "no hint belongs to a turn that is trained")
     # The teacher reads the same conversation with text appended to some messages.
     hinted_messages = list(messages)
-    for index, text in aid.added.items():
+    for index, text in added.items():
         hinted_messages[index] = add_text(hinted_messages[index], text)
     hinted = prepare_chat(ready, hinted_messages, tools, allow_images=options.allow_images, mode=prepared.mode)
     # Only the targets are trained: `_check_dropped` handles missing fields of other turns.
@@ -112,8 +114,8 @@ def encode_distillations(
     groups = locate_groups(prepared.tokenizer, chat, prepared.tools, turns, terms)
     items = []
     for part, located in groups:
-        if any(region.message in aid.targets for region in located.regions):
-            located = _check_dropped(located, aid, is_recorded=bool(recorded), allow=options.allow_dropped)
+        if any(region.message in targets for region in located.regions):
+            located = _check_dropped(located, added, targets, is_recorded=bool(recorded), allow=options.allow_dropped)
             own = _build_student(
                 prepared,
                 part,
@@ -123,19 +125,21 @@ def encode_distillations(
                 # only the group that ends the conversation can be cut short
                 is_cut=is_cut and len(part) == len(chat),
             )
-            items.append(_build_item(hinted, own, len(part), located, aid, recorded))
+            items.append(_build_item(hinted, own, len(part), located, added, targets, recorded))
     return items
 
 
-def _check_dropped(located: Located, aid: Aid, *, is_recorded: bool, allow: bool) -> Located:
-    """Refuse targets that are not rendered completely, and aids that are not rendered; other turns are context."""
-    dropped = tuple(item for item in located.dropped if item[0] in aid.targets)
+def _check_dropped(
+    located: Located, added: Mapping[int, str], targets: set[int], *, is_recorded: bool, allow: bool
+) -> Located:
+    """Refuse targets that are not rendered completely, and hints that are not rendered; other turns are context."""
+    dropped = tuple(item for item in located.dropped if item[0] in targets)
     if not is_recorded:
         refuse_dropped(dropped, allow=allow)
     # Templates drop old reasoning by design: in the context, only other fields count as missing.
-    context = tuple(item for item in located.dropped if item[0] not in aid.targets and item[1] != "reasoning")
+    context = tuple(item for item in located.dropped if item[0] not in targets and item[1] != "reasoning")
     prompt_dropped = (*located.prompt_dropped, *context)
-    unseen = [message for message, name in prompt_dropped if message in aid.added and name == "content"]
+    unseen = [message for message, name in prompt_dropped if message in added and name == "content"]
     if unseen and not allow:
         raise Refusal("dropped", "the template does not render the message with the hint", message=unseen[0])
     return located._replace(dropped=dropped, prompt_dropped=prompt_dropped)
@@ -163,7 +167,7 @@ def _build_student(
 def distill_experience(
     tokenizer: ChatTokenizer,
     experience: Experience,
-    hints: Items[Hint] | Aid,
+    hints: Items[Hint],
     options: EncodeOptions = DEFAULT,
 ) -> list[Distillation]:
     """Encode student and teacher for the target turns of an experience. Recorded ids are the student's sequence, and
@@ -191,7 +195,8 @@ def _build_item(
     student: Sequence,
     size: int,
     located: Located,
-    aid: Aid,
+    added: Mapping[int, str],
+    targets: set[int],
     recorded: Mapping[int, RecordedTurn] | None,
 ) -> Distillation:
     """Build the teacher of a student sequence; `hinted` is the teacher's conversation, of which `size` messages are
@@ -206,9 +211,9 @@ def _build_item(
     groups = locate_groups(hinted.tokenizer, chat, hinted.tools, turns, RECORDED)
     if len(groups) > 1:
         raise Refusal("context_differs", "with the hint, these turns need several sequences", message=turns[0])
-    added = {index: text for index, text in aid.added.items() if index < size - 1}
-    teacher = build_from_turns(hinted, chat, groups[0][1], sampled, added=added)
-    return _align(student, teacher, [turn for turn in turns if turn in aid.targets])
+    inside = {index: text for index, text in added.items() if index < size - 1}
+    teacher = build_from_turns(hinted, chat, groups[0][1], sampled, added=inside)
+    return _align(student, teacher, [turn for turn in turns if turn in targets])
 
 
 # Truncation: student and teacher are cut at the same place, never inside a trained turn.

@@ -1,4 +1,4 @@
-"""A tokenizer with its chat template, from a folder, from transformers, or from its parts; and token offsets.
+"""A tokenizer with its chat template, from a folder, from transformers, or from its parts.
 
 Does not need transformers. Files read from a model folder: the vocabulary (tokenizer_files.py), tokenizer_config.json
 (special tokens, one template or a list of named ones), chat_template.jinja, additional_chat_templates/,
@@ -8,18 +8,16 @@ generation_config.json (stop tokens).
 import copy
 import itertools
 import json
-import re
-import unicodedata
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
 from pairwright.config import TokensConfig
 from pairwright.generate.template_variables import KEY, explain_variables
@@ -27,86 +25,12 @@ from pairwright.records.messages import Json
 from pairwright.records.tool_texts import to_chat_tool
 from pairwright.tokens.clock import FIXED, parse_time
 from pairwright.tokens.declared_rows import Row, read_rows
-from pairwright.tokens.refusals import Refusal, TemplateError, TokensError
+from pairwright.tokens.refusals import Refusal, TokensError
 from pairwright.tokens.template.environment import Clock
-from pairwright.tokens.template.render import Rendered, Template
-from pairwright.tokens.template.tracked_str import Chat
-from pairwright.tokens.tokenizer_files import byte_alphabet, find_folder, load_backend
-
-# Character offsets of tokens, computed from the bytes that tokens spell: faster than the tokenizer's offsets.
+from pairwright.tokens.template.render import Template
+from pairwright.tokens.tokenizer_files import find_folder, load_backend
 
 Offset = tuple[NDArray[np.int32], NDArray[np.int32]]  # ids (N) and their character offsets (N, 2)
-_NEVER = b"\xff"  # not valid UTF-8: never matches a text
-_MISSES = 16  # consecutive misses before giving up
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
-
-
-class TokenBytes(dict[int, bytes]):
-    """The bytes that each token spells, looked up lazily.
-
-    If normalization leaves a text unchanged, byte-level tokens spell it, so comparing total lengths is enough.
-    """
-
-    def __init__(self, backend: Tokenizer) -> None:
-        is_byte_level = isinstance(backend.decoder, decoders.ByteLevel)
-        added = backend.get_added_tokens_decoder()
-        self._sizes = np.zeros(max(backend.get_vocab_size(), *added, 0) + 1, np.int32)  # bytes of each known token
-        for number, token in added.items():
-            as_it_is = is_byte_level or token.special
-            self._keep(number, token.content.encode() if as_it_is else _with_spaces(token.content))
-        self._backend = backend
-        self._misses = 0
-        self._spelt = _byte_level if is_byte_level else _with_spaces
-        normalizer = backend.normalizer
-        self._is_composed = isinstance(normalizer, normalizers.NFC)
-        # Requires a token for each byte, and no space added before a text.
-        self._adds_up = (
-            is_byte_level
-            and (normalizer is None or self._is_composed)
-            and all(backend.token_to_id(character) is not None for character in _BYTES)
-            and backend.encode("a", add_special_tokens=False).ids == [backend.token_to_id("a")]
-        )
-
-    def __missing__(self, number: int) -> bytes:
-        token = self._backend.id_to_token(number)
-        return self._keep(number, _NEVER if token is None else self._spelt(token))
-
-    def _keep(self, number: int, spelling: bytes) -> bytes:
-        self[number] = spelling = spelling or _NEVER
-        self._sizes[number] = len(spelling)
-        return spelling
-
-    @property
-    def pays(self) -> bool:
-        """False after several consecutive texts that are not spelled byte by byte: this tokenizer changes text."""
-        return self._misses < _MISSES
-
-    def encode(self, text: str, numbers: list[int]) -> Offset | None:
-        """Return ids and character offsets; None if the tokens do not spell the text byte by byte."""
-        data = text.encode()
-        ids = np.array(numbers, dtype=np.int32)
-        sizes = self._sizes[ids]
-        if not sizes.all():  # look up new tokens
-            for number in ids[sizes == 0].tolist():
-                self[number]
-            sizes = self._sizes[ids]
-        both = np.empty((2, len(ids)), dtype=np.int32)  # starts and ends are contiguous
-        starts, ends = both
-        # Byte offsets: each token starts at the end of the previous one.
-        sizes.cumsum(out=ends)
-        is_spelt = (ends[-1] if len(ends) else 0) == len(data)
-        if is_spelt and not (self._adds_up and (not self._is_composed or unicodedata.is_normalized("NFC", text))):
-            is_spelt = b"".join(map(self.__getitem__, numbers)) == data
-        if not is_spelt:
-            self._misses += 1
-            return None
-        self._misses = 0
-        np.subtract(ends, sizes, out=starts)
-        if len(data) != len(text):  # not ASCII: convert byte offsets to characters
-            character = _character_of_byte(data)
-            both[0] = character[starts]
-            both[1] = character[ends - 1] + 1
-        return ids, both.T
 
 
 def sort_offsets(pairs: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
@@ -114,33 +38,10 @@ def sort_offsets(pairs: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
 
     Some tokenizers give several tokens the same characters, or decreasing offsets.
     """
-    flat = np.fromiter(itertools.chain.from_iterable(pairs), np.int32, count=2 * len(pairs)).reshape(-1, 2)
-    flat[:, 1] = np.maximum(flat[:, 1], flat[:, 0] + 1)
-    return np.maximum.accumulate(flat, axis=0) if len(flat) else flat
-
-
-def _character_of_byte(data: bytes) -> NDArray[np.int32]:
-    """Return the character index of each UTF-8 byte."""
-    # Continuation bytes are 0b10xxxxxx; every other byte begins a character.
-    is_first = (np.frombuffer(data, np.uint8) & 0xC0) != 0x80
-    numbers: NDArray[np.int32] = np.cumsum(is_first, dtype=np.int32) - np.int32(1)
-    return numbers
-
-
-def _byte_level(token: str) -> bytes:
-    try:
-        return bytes(map(_BYTES.__getitem__, token))
-    except KeyError:
-        return _NEVER
-
-
-def _with_spaces(token: str) -> bytes:
-    """Return the bytes of a SentencePiece token: "▁" is a space, "<0x0A>" a single byte."""
-    match = _BYTE_TOKEN.fullmatch(token)
-    return bytes([int(match[1], 16)]) if match else token.replace("▁", " ").encode()
-
-
-_BYTES = byte_alphabet()
+    flat = np.fromiter(itertools.chain.from_iterable(pairs), np.int32, count=2 * len(pairs))
+    both = flat.reshape(-1, 2).T.copy()  # starts and ends are contiguous
+    np.maximum(both[1], both[0] + 1, out=both[1])
+    return np.maximum.accumulate(both, axis=1).T if len(pairs) else both.T
 
 
 # The tokenizer with its templates.
@@ -151,42 +52,13 @@ _MAX_VARIANTS = 64  # sets of template variables whose tokenizers are kept
 _LLAMA_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast")
 
 
-class Renderer(Protocol):
-    """Renders a conversation as text with provenance. `Template` implements it; a model without a Jinja template
-    provides its own renderer."""
-
-    @property
-    def hash(self) -> str: ...
-
-    def render(self, chat: Chat, tools: list[Json] | None = None, *, prompt: bool = False) -> Rendered: ...
-
-    def text(self, chat: Chat, tools: list[Json] | None = None, *, prompt: bool = False) -> str: ...
-
-
-class FunctionRenderer:
-    """A renderer from one function `(chat, tools, prompt) -> Rendered`."""
-
-    def __init__(self, function: Callable[[Chat, list[Json] | None, bool], Rendered], *, name: str) -> None:
-        self._function = function
-        self.hash = name
-
-    def render(self, chat: Chat, tools: list[Json] | None = None, *, prompt: bool = False) -> Rendered:
-        try:
-            return self._function(chat, tools, prompt)
-        except Exception as error:  # like a template that refuses a conversation
-            raise TemplateError(f"{self.hash}: {type(error).__name__}: {error}") from error
-
-    def text(self, chat: Chat, tools: list[Json] | None = None, *, prompt: bool = False) -> str:
-        return self.render(chat, tools, prompt=prompt).text
-
-
 class ChatTokenizer:
     """A fast tokenizer with its templates and special tokens. Caches properties of its templates (`learnt`)."""
 
     def __init__(
         self,
         backend: Tokenizer,
-        template: str | Mapping[str, str] | Renderer,
+        template: str | Mapping[str, str],
         *,
         special_tokens: Mapping[str, Any] | None = None,
         variables: Mapping[str, Any] | None = None,
@@ -194,7 +66,7 @@ class ChatTokenizer:
         clock: Clock = lambda: FIXED,
         grammar: tuple[Row, ...] = (),
     ) -> None:
-        self.backend = _without_truncation(backend)
+        self._use_backend(backend)
         self.special_tokens = dict(special_tokens or {})
         self.variables = {**self.special_tokens, **(variables or {})}
         self.added = {token.content: number for number, token in self.backend.get_added_tokens_decoder().items()}
@@ -208,16 +80,11 @@ class ChatTokenizer:
         self.eos = frozenset([eos] if eos else []) | frozenset(stop_tokens or ())
         self.grammar = grammar  # declared rows, tried before those of the package
         self.learnt: dict[Any, Any] = {}  # cache: patterns, forms of calls, shapes of turns
-        self._bytes: TokenBytes | None = None
         self._schemas: dict[bytes, list[Json]] = {}
         self._variants: dict[bytes, ChatTokenizer] = {}  # keyed by additional variables, or by time
         self._clock = clock
-        self._templates: Mapping[str, str] = {"default": template} if isinstance(template, str) else {}
-        self._renderers: dict[str, Renderer] = {}
-        if isinstance(template, Mapping):
-            self._templates = dict(template)
-        elif not isinstance(template, str):
-            self._renderers["default"] = template
+        self._templates = {"default": template} if isinstance(template, str) else dict(template)
+        self._renderers: dict[str, Template] = {}
 
     @classmethod
     def from_folder(cls, folder: str | Path, *, template: str | None = None, **options: Any) -> "ChatTokenizer":
@@ -241,14 +108,14 @@ class ChatTokenizer:
     @property
     def has_template(self) -> bool:
         """Whether it can render chats; without a template, it encodes raw text only."""
-        return bool(self._templates or self._renderers)
+        return bool(self._templates)
 
     @property
     def templates(self) -> Mapping[str, str]:
         """Sources of the chat templates by name; "default" is for plain chats."""
         return self._templates
 
-    def renderer(self, tools: list[Json] | None) -> Renderer:
+    def renderer(self, tools: list[Json] | None) -> Template:
         """Return the template for a conversation: `tool_use` if it exists and there are tools."""
         name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
         if name not in self._renderers:
@@ -315,20 +182,17 @@ class ChatTokenizer:
     def encode_many(self, texts: Sequence[str]) -> list[Offset]:
         """Encode several texts like `encode`, on as many cores as `tokenizers` may use."""
         if self.backend.truncation is not None or self.backend.padding is not None:
-            self.backend = _without_truncation(self.backend)  # other code has enabled truncation or padding
-        if self._bytes is None:
-            self._bytes = TokenBytes(self.backend)
-        if not self._bytes.pays:
-            return [self._with_offsets(text) for text in texts]
-        encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [
-            self._bytes.encode(text, encoding.ids) or self._with_offsets(text)
-            for text, encoding in zip(texts, encodings, strict=True)
-        ]
+            self._use_backend(self.backend)  # other code has enabled truncation or padding
+        encodings = self._encoder.encode_batch(list(texts), add_special_tokens=False)
+        return [(np.array(encoding.ids, np.int32), sort_offsets(encoding.offsets)) for encoding in encodings]
 
-    def _with_offsets(self, text: str) -> Offset:
-        encoding = self.backend.encode(text, add_special_tokens=False)
-        return np.array(encoding.ids, dtype=np.int32), sort_offsets(encoding.offsets)
+    def _use_backend(self, backend: Tokenizer) -> None:
+        self.backend = _without_truncation(backend)
+        self._encoder = self.backend
+        # Some post-processors leave white space out of the offsets of tokens, so that tokens seem not to touch.
+        if "trim_offsets=True" in str(self.backend.post_processor):
+            self._encoder = copy.deepcopy(self.backend)
+            self._encoder.post_processor = None
 
     def decode(self, ids: Any, *, skip_control: bool = False) -> str:
         """Decode ids, with or without control tokens."""
@@ -486,7 +350,7 @@ def _stop_tokens(generation: Json, backend: Tokenizer) -> tuple[str, ...] | None
 def _without_truncation(backend: Tokenizer) -> Tokenizer:
     if backend.truncation is None and backend.padding is None:
         return backend
-    copy = Tokenizer.from_str(backend.to_str())
-    copy.no_truncation()
-    copy.no_padding()
-    return copy
+    whole = Tokenizer.from_str(backend.to_str())
+    whole.no_truncation()
+    whole.no_padding()
+    return whole

@@ -75,7 +75,7 @@ def select_turns(
         return [turn for turn in turns if keep == "all" or (turn in failed) == (keep == "failed")]
     if rule in ("calls", "text"):
         return [turn for turn in turns if bool(messages[turn].tool_calls) == (rule == "calls")]
-    predicate = load_predicate(rule) if isinstance(rule, str) else rule
+    predicate = load_function(rule, group="pairwright.train_turns") if isinstance(rule, str) else rule
     try:
         return [turn for turn in turns if predicate(messages, turn)]
     except Exception as error:  # a user's function may raise anything: stop, instead of refusing the record
@@ -87,11 +87,6 @@ def refuse_empty(selected: Items[int], turns: Items[int], rule: TrainTurns, wher
     if turns and not selected:
         by = f" ({rule})" if isinstance(rule, str) else ""
         raise Refusal("not_selected", f"{where}none of {len(turns)} generated turns is selected by train_turns{by}")
-
-
-def load_predicate(name: str) -> Predicate:
-    function: Predicate = load_function(name, group="pairwright.train_turns")
-    return function
 
 
 def fingerprint_function(name: str | None, group: str) -> list[str]:

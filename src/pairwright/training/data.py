@@ -31,7 +31,7 @@ from pairwright.store.conditions import parse_where
 from pairwright.store.table import Table
 from pairwright.tokens.batch.collate import Tree, as_tree
 from pairwright.tokens.sequence import Sequence, weigh_by_credit
-from pairwright.tokens.stage.cache import CachedPairs, CachedSequences, list_refusals, read_pairs
+from pairwright.tokens.stage.cache import CachedPairs, CachedSequences, list_refusals
 from pairwright.tokens.stage.stage import encode_into, read_encoded
 from pairwright.training.token_signals import TokenSignals, read_token_signals
 
@@ -298,7 +298,7 @@ def load_pairs(
     """
     manifest = _encode(source, tokens, options, show, is_encoded=is_encoded)
     _require_values(source, manifest, uses_credit=uses_credit)
-    pairs = read_pairs(tokens)
+    pairs = CachedPairs(tokens)
     # One row per pair id, in the order of the cache; `row` is the position in the table.
     columns = ["id", "weight", "gap", "split", "tid", "label_noise"]
     empty = pa.Table.from_batches([], schema=pa.schema([PAIR_SCHEMA.field(name) for name in columns]))

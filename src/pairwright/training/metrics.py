@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pairwright.errors import ConfigError
 from pairwright.training.batch_schedule import BatchOrder
@@ -34,11 +34,11 @@ def means(sums: Sums, prefix: str = "") -> dict[str, float]:
     return {prefix + name: value / count for name, (value, count) in sums.items() if count}
 
 
-class Reporter:
+class Reporter(NamedTuple):
     """A destination of metrics: `log(values, step)` and `close`."""
 
-    def __init__(self, log: Callable[[dict[str, float], int], Any], close: Callable[[], Any]) -> None:
-        self.log, self.close = log, close
+    log: Callable[[dict[str, float], int], Any]
+    close: Callable[[], Any]
 
 
 # Reporters: each imports its package only when it is opened.

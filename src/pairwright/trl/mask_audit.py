@@ -33,7 +33,7 @@ _TRL_ROWS = ({"chosen", "rejected"}, {"prompt", "completion"}, {"messages"})
 
 
 class Audit(msgspec.Struct, kw_only=True):
-    """Counts over all rows that we encode exactly, and the sequences as TRL would train them.
+    """Counts over all rows that we encode exactly.
 
     trained       tokens that TRL would train
     generated     tokens that the model generated
@@ -56,17 +56,15 @@ class Audit(msgspec.Struct, kw_only=True):
     rows_left_out: int = 0
     not_generated: dict[str, int] = {}
     refused: dict[str, int] = {}
-    painted: list[tuple[str, Sequence]] = []
 
 
-def audit_file(path: Path, tokenizer: Path, *, arguments: Json | None = None, num_painted: int = 3) -> Audit:
+def audit_file(path: Path, tokenizer: Path, *, arguments: Json | None = None) -> Audit:
     """Prepare a file with the installed TRL and compare its masks with what the model generated.
 
     Args:
         path: A file for TRL, any file that `import` reads, or a folder of pairs.
         tokenizer: The folder of the model or its tokenizer.
         arguments: Arguments of TRL's trainer in place of its defaults, such as `max_length`.
-        num_painted: Sequences to keep for a page.
     """
     import datasets
 
@@ -83,7 +81,7 @@ def audit_file(path: Path, tokenizer: Path, *, arguments: Json | None = None, nu
         rows = rows.add_column("audited_row", list(records) if keys is None else list(range(len(rows))))
         kind = "dpo" if "chosen" in rows.column_names else "kto" if "label" in rows.column_names else "sft"
         prepared = _prepare(kind, rows, tokenizer, arguments or {}, Path(folder))
-        return _compare(kind, prepared, records, len(rows), ready, num_painted)
+        return _compare(kind, prepared, records, len(rows), ready)
 
 
 def _read(path: Path) -> tuple[dict[int, Experience], set[str] | None]:
@@ -147,7 +145,7 @@ def _prepare(kind: str, rows: Any, tokenizer: Path, arguments: Json, folder: Pat
 
 
 def _compare(
-    kind: str, prepared: Any, records: dict[int, Experience], num_rows: int, tokenizer: ChatTokenizer, num_painted: int
+    kind: str, prepared: Any, records: dict[int, Experience], num_rows: int, tokenizer: ChatTokenizer
 ) -> Audit:
     audit = Audit(trainer=kind, rows=num_rows)
     not_generated: Counter[str] = Counter()
@@ -170,19 +168,15 @@ def _compare(
             ids, mask = theirs[number][side]
             # Nothing predicts the first token: TRL leaves it out of the loss.
             mask = mask & (np.arange(len(mask)) > 0)
-            painted, is_generated, is_known = _align(ids, mask, sequences)
+            paints, is_generated, is_known = _align(ids, sequences)
             both = int((mask & is_generated).sum())
             audit.trained += int(mask.sum())
             audit.both += both
             audit.left_out += generated - both
             audit.equal += both == generated == int(mask.sum())
             odd = mask & ~is_generated
-            not_generated.update(PALETTE[Paint(paint)].name for paint in painted.paint[odd & is_known])
+            not_generated.update(PALETTE[Paint(paint)].name for paint in paints[odd & is_known])
             not_generated["encoded otherwise"] += int((odd & ~is_known).sum())
-            if len(audit.painted) < num_painted:
-                name = ("chosen", "rejected")[side] if kind == "dpo" else ""
-                wrong = f"{int(odd.sum()):,} trained that the model did not generate"
-                audit.painted.append((f"row {number} {name}: {wrong}, {generated - both:,} left out", painted))
     if not audit.sequences:
         reasons = ", ".join(f"{reason} {num}" for reason, num in refused.items())
         raise PairwrightError(f"no row could be compared: {reasons}")
@@ -200,22 +194,22 @@ def _encode(tokenizer: ChatTokenizer, record: Experience) -> list[list[Sequence]
     return [[pair.chosen], [pair.rejected]]
 
 
-def _align(ids: Any, mask: Any, sequences: list[Sequence]) -> tuple[Sequence, Any, Any]:
-    """Return TRL's sequence with our paint and messages, which of its tokens were generated, and which we have.
+def _align(ids: Any, sequences: list[Sequence]) -> tuple[Any, Any, Any]:
+    """Return our paint of TRL's tokens, which of them were generated, and which we have.
 
     A template that rewrites history gives several sequences: a token is generated if it is generated in one of them.
     """
-    paint, message = np.zeros(len(ids), np.int8), np.full(len(ids), -1, np.int32)
+    paints = np.zeros(len(ids), np.int8)
     is_generated, is_known = np.zeros(len(ids), bool), np.zeros(len(ids), bool)
     for sequence in sequences:
         for start, others_start, size in _matches(ids.tolist(), sequence.ids.tolist()):
             here, there = slice(start, start + size), slice(others_start, others_start + size)
             # Keep tokens that an earlier sequence generated: later sequences have them as context.
             new = ~is_generated[here]
-            paint[here][new], message[here][new] = sequence.paint[there][new], sequence.message_index[there][new]
+            paints[here][new] = sequence.paint[there][new]
             is_generated[here] |= sequence.mask[there]
             is_known[here] = True
-    return Sequence(ids=ids, mask=mask, message_index=message, paint=paint), is_generated, is_known
+    return paints, is_generated, is_known
 
 
 def _matches(left: list[int], right: list[int]) -> list[tuple[int, int, int]]:

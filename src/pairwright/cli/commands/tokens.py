@@ -95,16 +95,15 @@ def show(
         Path | None, typer.Option(help="A configuration whose `tokens` section to use; for --hints train.sdpo, too.")
     ] = None,
     override: Overrides = None,
-    html: Annotated[Path | None, typer.Option(help="Write an HTML page instead.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Colour tokens by origin (generated, prompt, tool output, stop, hint), in the terminal or as a page."""
+    """Colour tokens by origin (generated, prompt, tool output, stop, hint), in the terminal."""
     import msgspec
 
     from pairwright.paths import local_folder, place
     from pairwright.tokens.encode_options import EncodeOptions
     from pairwright.tokens.hints import Hinter
-    from pairwright.tokens.stage.paint import html_page, token_rows
+    from pairwright.tokens.stage.paint import token_rows
     from pairwright.tokens.stage.preview import preview
 
     others = [word for word in override or () if not word.startswith("tokens.")]
@@ -128,10 +127,6 @@ def show(
             hinter.close()
     for title, reason in refused:
         say(f"{title}: refused: {reason}")
-    if html is not None:
-        page = html_page(chat_tokenizer, sequences, title=f"tokens of {Path(path).name}", refused=refused)
-        html.write_text(page, encoding="utf-8")
-        say(f"{len(sequences)} sequences painted in {html}")
     if as_json:
         print_json(
             [
@@ -143,9 +138,8 @@ def show(
                 for title, sequence in sequences
             ]
         )
-    if as_json or html is not None:
-        return
-    _print_sequences(chat_tokenizer, sequences)
+    else:
+        _print_sequences(chat_tokenizer, sequences)
 
 
 def _load_tokenizer(folder: Path, options: "TokensConfig") -> "ChatTokenizer":
@@ -189,28 +183,18 @@ def audit(
     assistant_only_loss: Annotated[
         bool, typer.Option("--assistant-only-loss", help="SFT: the trainer's option of this name.")
     ] = False,
-    num: Annotated[int, typer.Option("-n", "--num", min=1, help="Number of sequences on the page.")] = 10,
-    html: Annotated[
-        Path | None, typer.Option(help="Write a page that shows sequences as the trainer trains them.")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a trainer's own preparation on a file, and report which tokens it trains that the model did not generate."""
-    from pairwright.tokens.stage.paint import html_page
-    from pairwright.tokens.tokenizer import ChatTokenizer
     from pairwright.trl.mask_audit import audit_file
 
     arguments = {} if max_length is None else {"max_length": max_length or None}
     if assistant_only_loss:
         arguments["assistant_only_loss"] = True
-    found = audit_file(path, tokenizer, arguments=arguments, num_painted=num)
-    counts = {name: getattr(found, name) for name in found.__struct_fields__ if name != "painted"}
+    found = audit_file(path, tokenizer, arguments=arguments)
+    counts = {name: getattr(found, name) for name in found.__struct_fields__}
     title = f"{path} as TRL's {found.trainer} trainer prepares it"
     print_result(counts, title, ("what", "value"), flat_rows(counts), as_json=as_json)
-    if html is not None:
-        title = f"{path.name}: what TRL's {found.trainer} trainer trains (underlined)"
-        html.write_text(html_page(ChatTokenizer.from_folder(str(tokenizer)), found.painted, title=title), "utf-8")
-        say(f"{len(found.painted)} sequences painted in {html}")
     wrong = found.trained - found.both
     say(
         f"TRL would train {found.trained:,} tokens, {wrong:,} of which the model did not generate "

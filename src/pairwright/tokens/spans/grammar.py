@@ -17,7 +17,7 @@ from pairwright.tokens.refusals import TemplateError, TokensError
 from pairwright.tokens.spans.control_tokens import split_symbols
 from pairwright.tokens.template.render import Rendered, Template
 from pairwright.tokens.template.tracked_str import CONTENT, REASONING, REASONING_KEYS, Chat
-from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
+from pairwright.tokens.tokenizer import ChatTokenizer
 
 _USER: Json = {"role": "user", "content": "zqu"}
 _ANSWER: Json = {"role": "assistant", "content": "zqa"}
@@ -136,11 +136,9 @@ def without_reasoning(message: Json) -> Json:
     return {key: value for key, value in message.items() if key not in REASONING_KEYS}
 
 
-def choose_mode(tokenizer: ChatTokenizer, renderer: Renderer, messages: Chat) -> Json:
+def choose_mode(tokenizer: ChatTokenizer, renderer: Template, messages: Chat) -> Json:
     """Return the variable that switches thinking on if one of these generated messages has reasoning, else off. Empty
     if the template reads no switch, or if one is already set."""
-    if not isinstance(renderer, Template):
-        return {}
     names = list_variables(renderer.source)
     switches = [switch for switch in _SWITCHES if switch[0] in names and switch[3] in renderer.source]
     if not switches or any(name in renderer.variables for name, *_ in switches):
@@ -150,11 +148,11 @@ def choose_mode(tokenizer: ChatTokenizer, renderer: Renderer, messages: Chat) ->
     return {name: on if any(map(grammar.has_reasoning, messages)) else off}
 
 
-def learn_grammar(tokenizer: ChatTokenizer, renderer: Renderer) -> Grammar:
+def learn_grammar(tokenizer: ChatTokenizer, renderer: Template) -> Grammar:
     """Return the grammar of a template; computed once."""
     key = ("grammar", renderer.hash)
     if key not in tokenizer.learnt:
-        source = renderer.source if isinstance(renderer, Template) else ""
+        source = renderer.source
         thinking = _switch_on(renderer)
         shown = _show_thoughts(thinking)
         key_shown = "" if shown or not (shown := _show_thoughts(thinking, "reasoning")) else "reasoning"
@@ -188,7 +186,7 @@ def _is_of(row: Row | None, pair: Tags) -> bool:
 # Renders of small conversations. No template contains words that begin with zq.
 
 
-def _find_header(renderer: Renderer, grammar: Grammar) -> str:
+def _find_header(renderer: Template, grammar: Grammar) -> str:
     for tools in (None, _TOOLS):
         bare, prompt = try_render(renderer, [_USER], tools), try_render(renderer, [_USER], tools, prompt=True)
         if bare is not None and prompt is not None and prompt.text.startswith(bare.text):
@@ -197,7 +195,7 @@ def _find_header(renderer: Renderer, grammar: Grammar) -> str:
     return ""
 
 
-def _find_user_header(tokenizer: ChatTokenizer, renderer: Renderer) -> list[str]:
+def _find_user_header(tokenizer: ChatTokenizer, renderer: Template) -> list[str]:
     """Return the special tokens directly before a user's text, else the last one before it: they open a message."""
     rendered = try_render(renderer, [_USER]) or try_render(renderer, [_USER], _TOOLS)
     before = split_symbols(tokenizer, rendered.text.rpartition("zqu")[0]) if rendered is not None else []
@@ -217,10 +215,8 @@ class _Shown(NamedTuple):
     after: int
 
 
-def _switch_on(renderer: Renderer) -> Renderer:
+def _switch_on(renderer: Template) -> Template:
     """Switch thinking on, if the template reads a switch."""
-    if not isinstance(renderer, Template):
-        return renderer
     names = list_variables(renderer.source)
     for name, on, _, word in _SWITCHES:
         if name in names and word in renderer.source:
@@ -228,7 +224,7 @@ def _switch_on(renderer: Renderer) -> Renderer:
     return renderer
 
 
-def _show_thoughts(renderer: Renderer, *keys: str) -> list[_Shown]:
+def _show_thoughts(renderer: Template, *keys: str) -> list[_Shown]:
     """Render an answer and a call with reasoning; return those that show it. `keys`: more keys for the reasoning."""
     result = []
     thought = {**_THOUGHT, **dict.fromkeys(keys, "zqr")}
@@ -283,7 +279,7 @@ def _find_prompt(shown: _Shown) -> Tags | None:
     return Tags(added, closing) if is_inside and added.strip() and closing else None
 
 
-def _learn_ends(tokenizer: ChatTokenizer, renderer: Renderer, row: Row | None, openers: list[str]) -> frozenset[str]:
+def _learn_ends(tokenizer: ChatTokenizer, renderer: Template, row: Row | None, openers: list[str]) -> frozenset[str]:
     ends = set(tokenizer.eos)
     if row is not None:
         ends |= {end for end in (row.end_text, row.end_call) if end in tokenizer.added}
@@ -308,7 +304,7 @@ def _learn_ends(tokenizer: ChatTokenizer, renderer: Renderer, row: Row | None, o
     return frozenset(ends)
 
 
-def _adds_always(renderer: Renderer) -> bool:
+def _adds_always(renderer: Template) -> bool:
     """Return whether `add_generation_prompt` changes nothing: the prompt is always rendered, or never."""
     return any(
         rendered is not None and rendered == try_render(renderer, [_USER], tools, prompt=True)
@@ -318,7 +314,7 @@ def _adds_always(renderer: Renderer) -> bool:
 
 
 def _find_tails(
-    tokenizer: ChatTokenizer, renderer: Renderer, turn: Json, result: Json
+    tokenizer: ChatTokenizer, renderer: Template, turn: Json, result: Json
 ) -> tuple[list[str], list[str]] | None:
     """Return the symbols after a turn if it is last, and if `result` follows it; None if the turn is not rendered."""
     for tools in (None, _TOOLS):
@@ -356,7 +352,7 @@ def count_common(left: Sequence[str], right: Sequence[str]) -> int:
 
 
 def try_render(
-    renderer: Renderer, chat: Chat, tools: list[Json] | None = None, *, prompt: bool = False
+    renderer: Template, chat: Chat, tools: list[Json] | None = None, *, prompt: bool = False
 ) -> Rendered | None:
     """Render a conversation; None if the template refuses it."""
     try:

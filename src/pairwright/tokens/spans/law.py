@@ -31,9 +31,9 @@ from pairwright.tokens.spans.grammar import (
     reasoning_of,
     without_reasoning,
 )
-from pairwright.tokens.template.render import Piece, Rendered
+from pairwright.tokens.template.render import Piece, Rendered, Template
 from pairwright.tokens.template.tracked_str import CALL_ID, CONTENT, REASONING, Chat
-from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
+from pairwright.tokens.tokenizer import ChatTokenizer
 
 MissingReasoning = Literal["refuse", "close"]
 Source = Literal["next", "last"]
@@ -120,7 +120,7 @@ class Case:
     def __init__(
         self,
         tokenizer: ChatTokenizer,
-        renderer: Renderer,
+        renderer: Template,
         chat: Chat,
         tools: list[Json] | None,
         turn: int,

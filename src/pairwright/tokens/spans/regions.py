@@ -24,7 +24,7 @@ from pairwright.tokens.spans.skeletons import SMALL, Shapes, build_skeleton, fin
 from pairwright.tokens.template.render import Rendered, Template
 from pairwright.tokens.template.tested_words import find_tested_words
 from pairwright.tokens.template.tracked_str import CALL, Chat
-from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
+from pairwright.tokens.tokenizer import ChatTokenizer
 
 _VERIFIED = 4  # turns whose prompts are rendered and compared, including the first and the last
 _MAX_LEARNT = 20_000  # shapes of turns
@@ -151,7 +151,7 @@ class Finder:
     """Finds turns in one conversation; plans of shapes are cached on the tokenizer."""
 
     def __init__(
-        self, tokenizer: ChatTokenizer, renderer: Renderer, chat: Chat, tools: list[Json] | None, terms: Terms
+        self, tokenizer: ChatTokenizer, renderer: Template, chat: Chat, tools: list[Json] | None, terms: Terms
     ) -> None:
         self._tokenizer, self._renderer, self._chat, self._tools = tokenizer, renderer, chat, tools
         self._terms = terms
@@ -165,8 +165,7 @@ class Finder:
         # The properties that shapes depend on are tested once for each template.
         key = ("shapes", renderer.hash)
         if key not in learnt:
-            source = renderer.source if isinstance(renderer, Template) else ""
-            learnt[key] = find_constants(source), _writes_arguments_whole(renderer)
+            learnt[key] = find_constants(renderer.source), _writes_arguments_whole(renderer)
         constants, whole_arguments = learnt[key]
         self._shapes = Shapes(chat, constants, whole_arguments=whole_arguments)
         self._probed = 0
@@ -473,16 +472,16 @@ def _place_turn(rendered: Rendered, own: list[int], turn: int, learnt: _Literals
     return Region(turn, before + learnt.prompt, before + learnt.start, tail_start + learnt.end, learnt.stop)
 
 
-def has_tested_word(renderer: Renderer, text: str) -> bool:
+def has_tested_word(renderer: Template, text: str) -> bool:
     """Return whether a conversation contains a plain word that the template tests for; skeletons do not contain it."""
-    words = find_tested_words(renderer.source) if isinstance(renderer, Template) else None
+    words = find_tested_words(renderer.source)
     return words is not None and words.search(text) is not None
 
 
 # Properties of a template, tested once on small conversations; and refusals of conversations that it rejects.
 
 
-def is_regular(tokenizer: ChatTokenizer, renderer: Renderer) -> bool:
+def is_regular(tokenizer: ChatTokenizer, renderer: Template) -> bool:
     """Return whether prompts in the middle of a conversation match their skeletons. Tested once, at every turn of long
     synthetic conversations; a template that counts turns fails, and is then verified at every turn."""
     key = ("regular", renderer.hash)
@@ -492,7 +491,7 @@ def is_regular(tokenizer: ChatTokenizer, renderer: Renderer) -> bool:
     return bool(tokenizer.learnt[key])
 
 
-def _is_regular_on(tokenizer: ChatTokenizer, renderer: Renderer, chat: Chat) -> bool:
+def _is_regular_on(tokenizer: ChatTokenizer, renderer: Template, chat: Chat) -> bool:
     turns = [number for number, message in enumerate(chat) if message["role"] == "assistant"]
     finder = Finder(tokenizer, renderer, chat, None, Terms(require_stop=False, is_recorded=True))
     try:
@@ -519,7 +518,7 @@ def _long_chats() -> list[Chat]:
     return [plain, calls]
 
 
-def _template_refusal(renderer: Renderer, chat: Chat, tools: list[Json] | None, error: TemplateError) -> Refusal:
+def _template_refusal(renderer: Template, chat: Chat, tools: list[Json] | None, error: TemplateError) -> Refusal:
     """Name the first message that the template rejects, found by bisection, with the error of a plain render."""
     # The first `low` messages render; the first `high` + 1 do not.
     low, high = 0, len(chat)
@@ -536,7 +535,7 @@ def _template_refusal(renderer: Renderer, chat: Chat, tools: list[Json] | None, 
     return Refusal("template_error", detail, message=low if low < len(chat) else None)
 
 
-def _writes_arguments_whole(renderer: Renderer) -> bool:
+def _writes_arguments_whole(renderer: Template) -> bool:
     """Return whether the template writes a call's arguments in one piece."""
     function = {"name": "zqf", "arguments": {"zqa": "zqx", "zqb": 5, "zqc": ["zqy"]}}
     call = {"id": "zq0000000", "type": "function", "function": function}

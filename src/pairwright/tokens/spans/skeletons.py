@@ -37,7 +37,6 @@ class Shapes:
                 calls = [call.get("id") for call in message["tool_calls"] if isinstance(call, dict)]
             self.keys.append(self._shape(message, calls))
         self.exchanges = [number for number, role in enumerate(self.roles) if role == "user"]
-        self._known_ends: dict[tuple[int, int], set[int]] = {}
         self.steps = [number for number, role in enumerate(self.roles) if role in ("assistant", "user")]
 
     def window(self, turn: int) -> list[int]:
@@ -76,15 +75,12 @@ class Shapes:
 
     def _ends(self, low: int, high: int) -> set[int]:
         """Return the user message, the first step and the last step of an exchange."""
-        if (low, high) in self._known_ends:
-            return self._known_ends[low, high]
         first = bisect_right(self.steps, low)
         last = bisect_right(self.steps, high - 1) - 1
         chosen = {low, *self._step_span(low, high)}
         for index in (first, last):
             if index < len(self.steps) and low < self.steps[index] < high:
                 chosen.update(self._step_span(self.steps[index], high))
-        self._known_ends[low, high] = chosen
         return chosen
 
     def _shape(self, message: Json, calls: list[Any]) -> Any:

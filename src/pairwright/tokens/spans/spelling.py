@@ -16,6 +16,7 @@ from pairwright.tokens.spans.regions import Region
 from pairwright.tokens.template.render import Rendered
 from pairwright.tokens.tokenizer import ChatTokenizer, Offset, sort_offsets
 
+Boundaries = Literal["whole", "split"]
 Controls = Literal["keep", "escape", "refuse"]
 
 
@@ -146,7 +147,7 @@ def encode_text(
     rendered: Rendered,
     regions: list[Region],
     *,
-    boundaries: Literal["whole", "split"],
+    boundaries: Boundaries,
     controls: Controls,
     encoder: PrefixEncoder | None = None,
 ) -> tuple[Encoded, int]:

@@ -5,7 +5,7 @@
     OUT/mapped-<hash>.arrow      a copy of these items' rows for memory mapping; may be deleted
 
 The Parquet files may hold more than the items of the last run (another length, a changed source). Readers return only
-the last run's items, in source order. Arrays of `read_pairs` and `CachedSequences` are views of the mapped file, so
+the last run's items, in source order. Arrays of `CachedPairs` and `CachedSequences` are views of the mapped file, so
 memory does not grow with their number.
 """
 
@@ -96,13 +96,9 @@ def list_refusals(output: Place, where: pl.Expr | None = None) -> list[tuple[str
     return list(frame.select("id", "refusal", "detail").collect().iter_rows())
 
 
-def read_pairs(output: Path) -> "CachedPairs":
-    """Return the encoded pairs of the last run in source order, without refused ones."""
-    return CachedPairs(output)
-
-
 class CachedPairs:
-    """Pairs by position or id. Their arrays are read-only views of a mapped file; collators copy them.
+    """The encoded pairs of the last run, without refused ones, by position. Their arrays are read-only views of a
+    mapped file; collators copy them.
 
     ids              ids of the pairs, in source order
     lengths          (N, 2) tokens of the chosen and the rejected side
@@ -121,7 +117,6 @@ class CachedPairs:
         self.prompt_lengths: Array = frame["prompt_length"].to_numpy()
         # (N, 2) rows of both sides in the mapped file.
         self._places: Array = frame.select("row", "row_rejected").to_numpy()
-        self._position = {name: position for position, name in enumerate(self.ids)}
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -132,15 +127,6 @@ class CachedPairs:
 
     def __iter__(self) -> Iterator[EncodedPair]:
         return (self[position] for position in range(len(self)))
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._position
-
-    def get(self, name: str) -> EncodedPair:
-        """Return the pair with this id."""
-        if name not in self._position:
-            raise TableError(f"pair {name!r} is not among the {len(self):,} encoded ones: refused, or not of this run")
-        return self[self._position[name]]
 
     def _side(self, name: str) -> pl.DataFrame:
         return self._rows.frame.filter(pl.col("side") == name)

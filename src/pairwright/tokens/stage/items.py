@@ -5,7 +5,7 @@ text. A pair includes the experiences of its sides if they have recorded ids, fo
 that cannot be found are an error: the pair is never silently encoded from its text.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -32,7 +32,8 @@ from pairwright.store.arrow import from_arrow, from_batch
 from pairwright.store.table import Table
 from pairwright.store.table_marker import read_marker
 from pairwright.tokens.clock import parse_time, time_of
-from pairwright.tokens.encode_pairs import EncodedPair
+from pairwright.tokens.encode_options import EncodeOptions
+from pairwright.tokens.encode_pairs import EncodedPair, PairMessages, encode_pairs
 from pairwright.tokens.recorded import is_cut_side
 from pairwright.tokens.refusals import Refusal, TokensError
 from pairwright.tokens.tokenizer import ChatTokenizer, record_variables
@@ -315,19 +316,17 @@ def _find_rows(tables: Sequence[Table], uids: pl.Series, *, only_recorded: bool)
     return rows
 
 
-# Encode pairs with the options of the stage: template variables of their records, tools as text, selected turns. The
-# caller passes the encoder, which returns a pair or a refusal for each item.
+# Encode pairs with the options of the stage: template variables of their records, tools as text, selected turns.
 
 
 Result = EncodedPair | TokensError
-Encode = Callable[[ChatTokenizer, list[Item], TokensConfig], Iterable[Result]]
 Origins = tuple[int, ...]  # index of an encoded message -> its index in the pair
 
 
-def encode_pair_items(
-    tokenizer: ChatTokenizer, items: list[Item], options: TokensConfig, encode: Encode
-) -> list[Result]:
-    """Encode pairs, in item order. Pairs with the same template variables are encoded together."""
+def encode_pair_items(tokenizer: ChatTokenizer, items: list[Item], options: TokensConfig) -> list[Result]:
+    """Encode pairs, in item order: a pair or a refusal for each. Those with the same template variables are encoded
+    together, which is faster."""
+    encoding = EncodeOptions.of(options, max_length=options.pair_length)
     results: dict[int, Result] = {}
     groups: dict[ChatTokenizer, list[int]] = {}
     for number, item in enumerate(items):
@@ -339,7 +338,13 @@ def encode_pair_items(
             results[number] = error
     for ready, numbers in groups.items():
         ready_items, origins = zip(*(_write_tools(items[number], options) for number in numbers), strict=True)
-        for number, result, sides in zip(numbers, encode(ready, list(ready_items), options), origins, strict=True):
+        pairs = (
+            PairMessages(
+                one.prompt, one.chosen, one.rejected, list(one.tools) or None, one.sources, one.cut, one.recorded
+            )
+            for one in ready_items
+        )
+        for number, result, sides in zip(numbers, encode_pairs(ready, pairs, encoding), origins, strict=True):
             results[number] = _finish(result, items[number], sides, options)
     return [results[number] for number in range(len(items))]
 

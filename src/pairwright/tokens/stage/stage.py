@@ -34,7 +34,7 @@ from pairwright.store.table import Table
 from pairwright.tokens.batch.collate import PreferenceBatch, collate_preference
 from pairwright.tokens.clock import FIXED
 from pairwright.tokens.encode_options import EncodeOptions
-from pairwright.tokens.encode_pairs import EncodedPair, PairMessages, encode_pairs
+from pairwright.tokens.encode_pairs import EncodedPair
 from pairwright.tokens.recorded import encode_experience
 from pairwright.tokens.refusals import Refusal, TokensError
 from pairwright.tokens.sequence import Sequence, name_record, truncate, weigh_turns
@@ -197,8 +197,8 @@ def encode_items(items: list[Item], options: TokensConfig) -> list[Json]:
                 rows += _experience_rows(tokenizer, item, item.experience, options)
             except TokensError as error:
                 rows.append(_refusal_row(item, error))
-    compared = [item for item in items if item.experience is None]  # pairs: encoded together, which is faster
-    for item, encoded in zip(compared, encode_pair_items(tokenizer, compared, options, _encode_pairs), strict=True):
+    compared = [item for item in items if item.experience is None]
+    for item, encoded in zip(compared, encode_pair_items(tokenizer, compared, options), strict=True):
         if isinstance(encoded, TokensError):
             rows.append(_refusal_row(item, encoded))
             continue
@@ -219,18 +219,6 @@ def _experience_rows(tokenizer: ChatTokenizer, item: Item, experience: Experienc
         cut = (options.max_length, options.truncation)
         sequences = [truncate(sequence, *cut, keep_first=options.keep_first) for sequence in sequences]
     return [_row(item, "", number, sequence) for number, sequence in enumerate(sequences)]
-
-
-def _encode_pairs(
-    tokenizer: ChatTokenizer, items: list[Item], options: TokensConfig
-) -> Iterator[EncodedPair | TokensError]:
-    compared = (
-        PairMessages(
-            item.prompt, item.chosen, item.rejected, list(item.tools) or None, item.sources, item.cut, item.recorded
-        )
-        for item in items
-    )
-    return encode_pairs(tokenizer, compared, EncodeOptions.of(options, max_length=options.pair_length))
 
 
 def _refusal_row(item: Item, error: TokensError) -> Json:

@@ -18,7 +18,6 @@ from pairwright.tokens.encode_options import EncodeOptions
 from pairwright.tokens.encode_turns import encode_turns
 from pairwright.tokens.refusals import WAY_OUT, Refusal, TokensError
 from pairwright.tokens.template.environment import ChatEnvironment
-from pairwright.tokens.template.render import Template
 from pairwright.tokens.tokenizer import ChatTokenizer
 
 # No template contains words that begin with zq, so such a word in the text comes from a message.
@@ -185,12 +184,9 @@ def _try_case(tokenizer: ChatTokenizer, name: str, messages: tuple[Message, ...]
     }
     unions["added"] = sum(report.added_tokens + len(report.declared) for report in reports)
     # A turn trained in one sequence is context in the next: report what it lacks only once.
-    prompt = {item for report in reports for item in report.prompt_dropped if not _is_trained(item[0], messages)}
+    trained = {number for number, message in enumerate(messages) if message.is_generated}
+    prompt = {item for report in reports for item in report.prompt_dropped if item[0] not in trained}
     return CaseCheck(name=name, num_sequences=len(sequences), prompt_dropped=tuple(sorted(prompt)), **unions)
-
-
-def _is_trained(number: int, messages: tuple[Message, ...]) -> bool:
-    return number >= 0 and messages[number].is_generated
 
 
 def count_dropped(cases: tuple[CaseCheck, ...]) -> dict[str, int]:
@@ -211,8 +207,8 @@ def count_exact(cases: tuple[CaseCheck, ...]) -> tuple[int, int]:
 def try_settings(tokenizer: ChatTokenizer) -> Iterator[Setting]:
     """Test every value of every variable that the template reads, one variable at a time."""
     renderers = [tokenizer.renderer(None), tokenizer.renderer([TOOL])]
-    # One source, or two if tools have a separate template; a FunctionRenderer reads no variables.
-    source = "".join({item.hash: item.source for item in renderers if isinstance(item, Template)}.values())
+    # One source, or two if tools have a separate template.
+    source = "".join({item.hash: item.source for item in renderers}.values())
     names = [name for name in list_variables(source) if name not in _NO_MODES and name not in tokenizer.variables]
     for name in names[:_MAX_VARIABLES]:
         for value in find_values(source, name)[:_MAX_VALUES]:

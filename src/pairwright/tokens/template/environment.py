@@ -17,107 +17,15 @@ from typing import Any
 import jinja2
 import jinja2.ext
 import jinja2.nodes
-import jinja2.parser
 import jinja2.sandbox
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.sandbox import SandboxedFormatter
 
+from pairwright.generate.template_variables import GenerationTag
 from pairwright.tokens.clock import FIXED
 from pairwright.tokens.refusals import Limits, TemplateLimit
 from pairwright.tokens.template.tracked_json import to_json
 from pairwright.tokens.template.tracked_str import Owned, OwnedDict, PlainDict, join, join_with, replace, track
-
-# Text built with `format`, `%`, `join`, `replace`: the same text as Python's, with owners and bounded size.
-
-
-class TextBuilder:
-    """Builds text within limits; `format` reads attributes through the environment."""
-
-    def __init__(self, environment: jinja2.Environment, limits: Limits) -> None:
-        self.environment = environment
-        self.limits = limits
-
-    def text_of(self, value: Any) -> str:
-        """`str(value)` with provenance, of bounded size."""
-        if isinstance(value, dict | list | tuple | set | frozenset):
-            self.limits.charge_nested(value)
-        return str(value)
-
-    def format_text(
-        self, pattern: str, args: tuple[Any, ...], kwargs: Any, numbers: Iterator[int] | None = None
-    ) -> str:
-        formatter, parts = SandboxedFormatter(self.environment), []
-        numbers = itertools.count() if numbers is None else numbers
-        # parse yields (literal, field, format spec, conversion); the field is None after the last one.
-        for literal, field, spec, conversion in string.Formatter().parse(pattern):
-            parts.append(literal)
-            if field is None:
-                continue
-            if field == "" or field[0] in ".[":  # an automatic number, as in "{}"
-                field = f"{next(numbers)}{field}"
-            value, _ = formatter.get_field(field, args, kwargs)
-            spec = self.format_text(spec, args, kwargs, numbers) if spec else ""
-            # A bare field is the value itself, with all its owners.
-            if isinstance(value, str) and not spec and not conversion:
-                parts.append(value)
-                continue
-            self._check_digits(spec)
-            self.limits.charge_nested(value)
-            text = formatter.format_field(formatter.convert_field(value, conversion), spec)
-            parts.append(keep_owner(value, text))
-        self.limits.charge(sum(map(len, parts)))
-        return join(parts)
-
-    def percent(self, pattern: str, values: Any) -> str:
-        """`pattern % values`: owners are kept if every field is a bare `%s`."""
-        self._check_digits(pattern)
-        self.limits.charge_nested(values)
-        if isinstance(values, dict):
-            self.limits.charge(len(pattern) * 8)
-        items = values if isinstance(values, tuple) else (values,)
-        # Only bare `%s` fields: join literals and values, so that every value keeps its owner.
-        literals = str.__str__(pattern).split("%s")
-        if len(literals) == len(items) + 1 and not any("%" in literal for literal in literals):
-            parts = [literals[0]]
-            for item, literal in zip(items, literals[1:], strict=True):
-                parts += [self.text_of(item), literal]
-            return join(parts)
-        plain: str = str.__mod__(pattern, values)
-        self.limits.charge(len(plain))
-        return plain
-
-    def _check_digits(self, spec: str) -> None:
-        """Refuse widths and precisions of more than six digits, and computed ones (`*`)."""
-        run = 0  # consecutive digits
-        for char in spec:
-            run = run + 1 if char.isdigit() else 0
-            if run > 6:
-                raise TemplateLimit(f"the chat template formats with a width of more than six digits: {spec[:40]!r}")
-        if "*" in spec and "%" in spec:
-            raise TemplateLimit("the chat template formats with a width that is computed")
-
-    def join_texts(self, separator: str, values: Iterable[Any] = ()) -> str:
-        parts = []
-        for value in values:
-            self.limits.tick()
-            parts.append(value)
-        self.limits.charge(sum(len(part) + len(separator) for part in parts if isinstance(part, str)))
-        return join_with(separator, parts)
-
-    def replace_text(self, text: str, old: str, new: str, count: int = -1) -> str:
-        times = text.count(old)
-        self.limits.charge(len(text) + times * len(new))
-        return replace(text, old, new, count)
-
-
-def keep_owner(source: Any, text: str) -> str:
-    """Give text derived from one value the owner of that value, if it has exactly one."""
-    if isinstance(source, Owned) and len(source._runs) == 1:
-        return track(text, source._runs[0][1])
-    return text
-
-
-# The environment: operators, filters and methods of templates.
 
 Clock = Callable[[], datetime]
 
@@ -172,20 +80,6 @@ class _Generator(CodeGenerator):
         self.write(")" if is_slice else "")
 
 
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks generated text, which is rendered unchanged."""
-
-    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
-
-    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.CallBlock(self.call_method("_pass"), [], [], body).set_lineno(line)
-
-    def _pass(self, caller: Callable[[], str]) -> str:
-        return caller()
-
-
 class _Namespace(jinja2.utils.Namespace):
     """Like Jinja's namespace, but without private names and with faster reads."""
 
@@ -234,11 +128,10 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def __init__(self, *, clock: Clock = lambda: FIXED, limits: Limits | None = None) -> None:
         self.limits = limits = limits or Limits()
-        self.texts = TextBuilder(self, limits)
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
-            extensions=[_Generation, jinja2.ext.loopcontrols],
+            extensions=[GenerationTag, jinja2.ext.loopcontrols],
             finalize=self.print_value,
         )
         self.clock = clock
@@ -284,13 +177,13 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def join_values(self, values: Iterable[Any]) -> str:
         """The `~` operator."""
-        parts = [value if isinstance(value, str) else self.texts.text_of(value) for value in values]
+        parts = [value if isinstance(value, str) else self.text_of(value) for value in values]
         self.limits.charge(sum(map(len, parts)))
         return join(parts)
 
     def print_value(self, value: Any) -> str:
         """What `{{ value }}` prints."""
-        return value if type(value) is Owned or isinstance(value, str) else self.texts.text_of(value)
+        return value if type(value) is Owned or isinstance(value, str) else self.text_of(value)
 
     def _concat(self, parts: Iterable[str]) -> str:
         # Check limits every 1024 chunks: a template may print endlessly.
@@ -301,6 +194,80 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             self.limits.charge(len(chunk) + sum(map(len, chunk)))
             collected += chunk
         return join(collected) if self.tracking else "".join(collected)
+
+    # Text built with `format`, `%`, `join`, `replace`: the same text as Python's, with owners and bounded size.
+
+    def text_of(self, value: Any) -> str:
+        """`str(value)` with provenance, of bounded size."""
+        if isinstance(value, dict | list | tuple | set | frozenset):
+            self.limits.charge_nested(value)
+        return str(value)
+
+    def format_text(
+        self, pattern: str, args: tuple[Any, ...], kwargs: Any, numbers: Iterator[int] | None = None
+    ) -> str:
+        formatter, parts = SandboxedFormatter(self), []
+        numbers = itertools.count() if numbers is None else numbers
+        # parse yields (literal, field, format spec, conversion); the field is None after the last one.
+        for literal, field, spec, conversion in string.Formatter().parse(pattern):
+            parts.append(literal)
+            if field is None:
+                continue
+            if field == "" or field[0] in ".[":  # an automatic number, as in "{}"
+                field = f"{next(numbers)}{field}"
+            value, _ = formatter.get_field(field, args, kwargs)
+            spec = self.format_text(spec, args, kwargs, numbers) if spec else ""
+            # A bare field is the value itself, with all its owners.
+            if isinstance(value, str) and not spec and not conversion:
+                parts.append(value)
+                continue
+            self._check_digits(spec)
+            self.limits.charge_nested(value)
+            text = formatter.format_field(formatter.convert_field(value, conversion), spec)
+            parts.append(_keep_owner(value, text))
+        self.limits.charge(sum(map(len, parts)))
+        return join(parts)
+
+    def percent(self, pattern: str, values: Any) -> str:
+        """`pattern % values`: owners are kept if every field is a bare `%s`."""
+        self._check_digits(pattern)
+        self.limits.charge_nested(values)
+        if isinstance(values, dict):
+            self.limits.charge(len(pattern) * 8)
+        items = values if isinstance(values, tuple) else (values,)
+        # Only bare `%s` fields: join literals and values, so that every value keeps its owner.
+        literals = str.__str__(pattern).split("%s")
+        if len(literals) == len(items) + 1 and not any("%" in literal for literal in literals):
+            parts = [literals[0]]
+            for item, literal in zip(items, literals[1:], strict=True):
+                parts += [self.text_of(item), literal]
+            return join(parts)
+        plain: str = str.__mod__(pattern, values)
+        self.limits.charge(len(plain))
+        return plain
+
+    def _check_digits(self, spec: str) -> None:
+        """Refuse widths and precisions of more than six digits, and computed ones (`*`)."""
+        run = 0  # consecutive digits
+        for char in spec:
+            run = run + 1 if char.isdigit() else 0
+            if run > 6:
+                raise TemplateLimit(f"the chat template formats with a width of more than six digits: {spec[:40]!r}")
+        if "*" in spec and "%" in spec:
+            raise TemplateLimit("the chat template formats with a width that is computed")
+
+    def join_texts(self, separator: str, values: Iterable[Any] = ()) -> str:
+        parts = []
+        for value in values:
+            self.limits.tick()
+            parts.append(value)
+        self.limits.charge(sum(len(part) + len(separator) for part in parts if isinstance(part, str)))
+        return join_with(separator, parts)
+
+    def replace_text(self, text: str, old: str, new: str, count: int = -1) -> str:
+        times = text.count(old)
+        self.limits.charge(len(text) + times * len(new))
+        return replace(text, old, new, count)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Like the sandbox, with a shortcut for keys of plain mappings and for read-only methods."""
@@ -343,7 +310,7 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             self.limits.power(left, right)
             return left**right
         if isinstance(left, str):
-            return self.texts.percent(left, right)
+            return self.percent(left, right)
         return left % right
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
@@ -364,9 +331,9 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 __self.limits.charge(_width(name, args, kwargs))
             elif name in _FLOW:
                 if name == "join":
-                    return __self.texts.join_texts(receiver, *args)
+                    return __self.join_texts(receiver, *args)
                 if name == "replace" and len(args) in (2, 3) and not kwargs:
-                    return __self.texts.replace_text(receiver, *args)
+                    return __self.replace_text(receiver, *args)
                 __self.limits.charge(len(receiver))
             if name in _TEXT_METHODS:
                 return __obj(*args, **_without_scopes(kwargs))
@@ -380,8 +347,8 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             return None
         receiver = value.__self__
         if value.__name__ == "format_map":
-            return lambda mapping: self.texts.format_text(receiver, (), mapping)
-        return lambda *args, **kwargs: self.texts.format_text(receiver, args, kwargs)
+            return lambda mapping: self.format_text(receiver, (), mapping)
+        return lambda *args, **kwargs: self.format_text(receiver, args, kwargs)
 
     def _tojson(
         self,
@@ -400,11 +367,11 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def _filter_join(self, value: Iterable[Any], d: str = "", attribute: Any = None) -> str:
         if attribute is not None:
             value = map(jinja2.filters.make_attrgetter(self, attribute), value)
-        return self.texts.join_texts(self.texts.text_of(d), [self.texts.text_of(item) for item in value])
+        return self.join_texts(self.text_of(d), [self.text_of(item) for item in value])
 
     def _filter_replace(self, value: Any, old: str, new: str, count: int | None = None) -> str:
-        return self.texts.replace_text(
-            self.texts.text_of(value), self.texts.text_of(old), self.texts.text_of(new), -1 if count is None else count
+        return self.replace_text(
+            self.text_of(value), self.text_of(old), self.text_of(new), -1 if count is None else count
         )
 
     def _filter_sum(self, iterable: Iterable[Any], attribute: Any = None, start: Any = 0) -> Any:
@@ -419,7 +386,7 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def _filter_format(self, value: Any, *args: Any, **kwargs: Any) -> str:
         if args and kwargs:
             raise jinja2.exceptions.FilterArgumentError("can't handle positional and keyword arguments together")
-        return self.texts.percent(self.texts.text_of(value), kwargs or args)
+        return self.percent(self.text_of(value), kwargs or args)
 
     def _counting(self, function: Callable[..., Any], *, keeps_owner: bool, sized: bool) -> Callable[..., Any]:
         """Wrap a filter to charge its results. `keeps_owner`: text of one owner keeps its owner; `sized`: numeric
@@ -439,7 +406,7 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 self.limits.charge(len(result))
                 if keeps_owner and type(result) in (str, Owned):
                     source = next((value for value in args if isinstance(value, str)), "")
-                    owned = keep_owner(source, str.__str__(result))
+                    owned = _keep_owner(source, str.__str__(result))
                     # Else keep the owners that the filter itself preserved (`indent`: those of the first line).
                     return owned if type(owned) is Owned else result
             elif isinstance(result, list | tuple):
@@ -447,6 +414,13 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             return result
 
         return wrapper
+
+
+def _keep_owner(source: Any, text: str) -> str:
+    """Give text derived from one value the owner of that value, if it has exactly one."""
+    if isinstance(source, Owned) and len(source._runs) == 1:
+        return track(text, source._runs[0][1])
+    return text
 
 
 def _without_scopes(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,6 @@ from pairwright.tokens.template.tracked_str import (
 __all__ = ["Piece", "Rendered", "Template", "plain_chat"]
 
 _MAX_SOURCE = 1_000_000
-_KEPT_PROMPT = 64  # prompts with fewer messages are kept
 
 
 class Piece(NamedTuple):
@@ -71,7 +70,6 @@ class Template:
         self._limits = Limits(seconds)
         self._environment = ChatEnvironment(clock=clock, limits=self._limits)
         self._tools: tuple[Any, Any] = (None, None)
-        self._last_prompt: tuple[Chat, list[Json] | None, str] | None = None
         try:
             self._compiled = self._environment.from_string(source)
             # Variables of every render; a dict, since a chain of mappings is slow to copy.
@@ -94,13 +92,8 @@ class Template:
 
     def text(self, chat: Chat, tools: list[Json] | None = None, *, prompt: bool = False) -> str:
         """Render the conversation as plain text."""
-        if prompt and self._last_prompt is not None and self._last_prompt[:2] == (chat, tools):
-            return self._last_prompt[2]  # both sides of a pair have the same prompt
         self._environment.tracking = False
-        text = str.__str__(self._render(chat, tools, prompt))
-        if prompt and len(chat) < _KEPT_PROMPT:
-            self._last_prompt = (chat, tools, text)
-        return text
+        return str.__str__(self._render(chat, tools, prompt))
 
     def _render(self, chat: Chat, tools: list[Json] | None, prompt: bool) -> str:
         self._limits.begin(chat)

@@ -105,26 +105,14 @@ class _Writer:
         if type(value) is Owned:
             self.out.append(_string(value, self.ensure_ascii))
         elif isinstance(value, dict):
-            self._dict(value, newline)
+            items = sorted(value.items()) if self.sort_keys else list(value.items())
+            self._container("{}", newline, value, items)
         elif isinstance(value, list | tuple):
-            self._list(value, newline)
+            self._container("[]", newline, value, [(_NO_KEY, item) for item in value])
         else:
             text = json.dumps(value, ensure_ascii=self.ensure_ascii)
             owner = getattr(value, "_owner", None)
             self.out.append(text if owner is None else track(text, owner))
-
-    def _dict(self, value: dict[Any, Any], newline: str) -> None:
-        items = sorted(value.items()) if self.sort_keys else list(value.items())
-        self._container("{}", newline, value, [(key, item) for key, item in items if self._is_key(key)])
-
-    @staticmethod
-    def _is_key(key: Any) -> bool:
-        if isinstance(key, str | int | float | bool) or key is None:
-            return True
-        raise TypeError(f"keys must be str, int, float, bool or None, not {type(key).__name__}")
-
-    def _list(self, value: list[Any] | tuple[Any, ...], newline: str) -> None:
-        self._container("[]", newline, value, [(_NO_KEY, item) for item in value])
 
     def _container(self, brackets: str, newline: str, value: Any, items: list[tuple[Any, Any]]) -> None:
         """Write a container; if it is owned, its brackets and separators belong to its owner."""

@@ -122,9 +122,6 @@ class Owned(str):
     def __str__(self) -> str:
         return self
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (_attach_runs, (str.__str__(self), self._runs))
-
     def __add__(self, other: str) -> str:
         text = str.__add__(self, other)
         return _attach_runs(text, self._runs + (other._runs if type(other) is Owned else ((len(other), TEMPLATE),)))

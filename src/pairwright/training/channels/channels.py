@@ -21,7 +21,6 @@ from pairwright.records.arrays import Array
 from pairwright.tokens.stage.stage import adopt_options, holds_pairs, missing_table
 from pairwright.training.anchor_turns import load_anchor
 from pairwright.training.batch_schedule import BatchOrder
-from pairwright.training.channels.channel import Channel
 from pairwright.training.channels.distillation import DistillChannel, open_teacher
 from pairwright.training.channels.likelihood import LikelihoodChannel
 from pairwright.training.channels.policy_gradient import PolicyChannel
@@ -294,6 +293,3 @@ def _require(value: Any, channel: str, option: str) -> Any:
 
 def _report_to(progress: Callable[[dict[str, Any]], None], kind: str) -> Callable[[int, int], None]:
     return lambda done, total: progress({"kind": kind, "done": done, "total": total})
-
-
-__all__ = ["CHANNELS", "Channel", "Limits", "load_channels", "token_options", "use_tokens"]

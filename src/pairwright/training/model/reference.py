@@ -54,8 +54,7 @@ class ReferenceLogps:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._logps: dict[bytes, Array] = {}  # key of a branch -> values of its trained tokens, memory-mapped
-        for part in sorted(folder.glob("part-*.arrow")):
-            self._read(part)
+        self.refresh()
 
     def __len__(self) -> int:
         return len(self._logps)
@@ -91,7 +90,7 @@ class ReferenceLogps:
                 self._write(rows)
 
     def refresh(self) -> None:
-        """Read the values that other processes wrote."""
+        """Read the parts of the folder, including those that other processes have written by now."""
         for part in sorted(self.folder.glob("part-*.arrow")):
             self._read(part)
 
