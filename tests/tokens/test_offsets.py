@@ -1,4 +1,4 @@
-"""Offsets are those of the tokenizer, in order, and no token is empty."""
+"""Offsets derived from bytes equal those of the tokenizer, or are not provided."""
 
 import numpy as np
 import pytest
@@ -9,17 +9,18 @@ from token_families import REAL_STOPS, SHARED, real_tokenizer, small_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from pairwright.tokens.refusals import TemplateError
-from pairwright.tokens.tokenizer import ChatTokenizer, sort_offsets
+from pairwright.tokens.tokenizer import ChatTokenizer, TokenBytes, sort_offsets
 
 
-def check(tokenizer: ChatTokenizer, text: str) -> None:
-    """Check that ids and offsets are those of the tokenizer, in order."""
+def check(tokenizer: ChatTokenizer, text: str) -> bool:
+    """Return whether offsets are derived from bytes; if so, check that they equal those of the tokenizer."""
     encoding = tokenizer.backend.encode(text, add_special_tokens=False)
+    found = TokenBytes(tokenizer.backend).encode(text, encoding.ids)
     ids, offsets = tokenizer.encode(text)
     assert ids.tolist() == encoding.ids
     assert offsets.tolist() == sort_offsets(encoding.offsets).tolist()
-    assert (np.diff(offsets, axis=0) >= 0).all()
-    assert (offsets[:, 0] < offsets[:, 1]).all()
+    assert found is None or found[1].tolist() == offsets.tolist() == [list(pair) for pair in encoding.offsets]
+    return found is not None
 
 
 PARTS = [*" \n\taAzok.é你😀<>|{}\"'\\\u0301▁ſ\x00", "<|im_end|>", "</think>"]
@@ -29,7 +30,7 @@ ANY = st.lists(st.sampled_from(PARTS), max_size=30).map("".join)
 @given(ANY)
 @settings(max_examples=200, deadline=None)
 def test_small_vocabulary(text: str) -> None:
-    check(small_tokenizer("chatml"), text)
+    assert check(small_tokenizer("chatml"), text)
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real tokenizers are not at {SHARED}")
@@ -42,8 +43,8 @@ def test_real_vocabularies(name: str) -> None:
             texts.append(tokenizer.renderer(tools).text(chat, tools))
         except TemplateError:
             continue
-    for text in texts:
-        check(tokenizer, text)
+    known = sum(check(tokenizer, text) for text in texts)
+    assert known > len(texts) / 2 or name == "phi3_mini"  # its control tokens absorb white space
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real tokenizers are not at {SHARED}")
@@ -67,20 +68,38 @@ def changing(**options: object) -> ChatTokenizer:
 
 
 def test_a_text_changed_by_the_tokenizer_gets_its_offsets() -> None:
-    check(changing(normalizer=normalizers.Lowercase()), "Hello")
-    check(changing(pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=True)), "hello")
-    check(changing(), "a<x>  b")
+    assert not check(changing(normalizer=normalizers.Lowercase()), "Hello")
+    assert not check(changing(pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=True)), "hello")
+    swallowing = changing()
+    assert check(swallowing, "a<x>b")
+    assert not check(swallowing, "a<x>  b")
+
+
+def test_a_change_is_detected_even_if_the_lengths_add_up() -> None:
+    composing = changing(normalizer=normalizers.NFC())
+    assert check(composing, "é a")
     # NFC makes the first character three bytes longer, and the other three together three bytes shorter.
-    check(changing(normalizer=normalizers.NFC()), "\u0958" + "\u212b" * 3)
+    assert not check(composing, "\u0958" + "\u212b" * 3)
+
+
+def test_offsets_from_bytes_are_not_tried_again_if_every_text_changes() -> None:
+    tokenizer = changing(normalizer=normalizers.Lowercase())
+    for _ in range(20):
+        tokenizer.encode("Hello")
+    assert tokenizer._bytes is not None
+    assert not tokenizer._bytes.pays
+    assert tokenizer.encode("Hi")[1].tolist() == [[0, 1], [1, 2]]
 
 
 @pytest.mark.parametrize("is_nested", [False, True])
 def test_a_post_processor_that_trims_offsets_leaves_no_gap_between_tokens(is_nested: bool) -> None:
     trimming = processors.ByteLevel(trim_offsets=True)
     nested = processors.Sequence([trimming, processors.TemplateProcessing(single="$A", special_tokens=[])])
-    tokenizer = changing(post_processor=nested if is_nested else trimming)
-    assert tokenizer.backend.encode(" \n", add_special_tokens=False).offsets != [(0, 1), (1, 2)]
-    assert tokenizer.encode(" \n")[1].tolist() == [[0, 1], [1, 2]]
+    tokenizer = changing(
+        normalizer=normalizers.Lowercase(), post_processor=nested if is_nested else trimming
+    )  # a text that changes has no offsets from bytes
+    assert tokenizer.backend.encode("A \n", add_special_tokens=False).offsets[-2:] != [(1, 2), (2, 3)]
+    assert tokenizer.encode("A \n")[1].tolist() == [[0, 1], [1, 2], [2, 3]]
 
 
 def test_several_texts_are_encoded_like_single_texts() -> None:
