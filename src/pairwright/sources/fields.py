@@ -38,6 +38,17 @@ def text(value: Any, where: str) -> str:
     return value
 
 
+def has(value: Any, *keys: str, **types: Any) -> bool:
+    """Whether a value is an object with these keys, and with fields of these types.
+
+    >>> has({"id": 1, "steps": []}, "id", steps=list), has({"steps": {}}, steps=list), has([], "id")
+    (True, False, False)
+    """
+    if not isinstance(value, dict) or not all(key in value for key in keys):
+        return False
+    return all(isinstance(value.get(key), kind) for key, kind in types.items())
+
+
 def optional_mapping(value: Any, where: str) -> Json:
     """Return an object, or {} if the value is null or absent."""
     return {} if value is None else mapping(value, where)
@@ -69,6 +80,10 @@ def filled_text(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
+def text_or_none(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
 def object_or_empty(value: Any) -> Json:
     """Return an object, or {} for any other value."""
     return value if isinstance(value, dict) else {}
@@ -82,6 +97,11 @@ def list_or_empty(value: Any) -> list[Any]:
 def objects_in(value: Any) -> list[Json]:
     """Return the objects of a list, without its other items; [] for any other value."""
     return [item for item in list_or_empty(value) if isinstance(item, dict)]
+
+
+def texts_of(fields: Json, *keys: str) -> Json:
+    """Return the fields under these keys that are text."""
+    return {key: fields[key] for key in keys if isinstance(fields.get(key), str)}
 
 
 def filled(fields: Json) -> Json:

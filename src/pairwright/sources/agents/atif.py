@@ -25,6 +25,7 @@ from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import (
     BadRecord,
     filled,
+    has,
     identifier,
     index,
     json_text,
@@ -54,10 +55,7 @@ _FAILED = frozenset({"failed", "error", "timeout", "cancelled"})
 
 
 def matches(value: Any) -> bool:
-    if not isinstance(value, dict) or not isinstance(value.get("steps"), list):
-        return False
-    version = value.get("schema_version")
-    return isinstance(version, str) and version.upper().startswith("ATIF")
+    return has(value, steps=list, schema_version=str) and value["schema_version"].upper().startswith("ATIF")
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
@@ -262,10 +260,8 @@ def _result_beside(path: Path) -> tuple[Json, str | None]:
 
 
 def matches_result(value: Any) -> bool:
-    if not isinstance(value, dict) or "steps" in value:
-        return False
-    is_trial = "trial_name" in value and "task_name" in value and "agent_info" in value
-    return is_trial or ("n_total_trials" in value and "stats" in value)
+    is_result = has(value, "trial_name", "task_name", "agent_info") or has(value, "n_total_trials", "stats")
+    return is_result and "steps" not in value
 
 
 def read_result(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected | PartOfAnother]:

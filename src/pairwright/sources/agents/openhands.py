@@ -27,11 +27,10 @@ from pairwright.sources.agents.openhands_events import KINDS, Entry, condensed, 
 from pairwright.sources.assemble import Parts, raw_text, split_at_first_answer
 from pairwright.sources.fields import (
     BadRecord,
+    has,
     identifier,
     items,
-    list_or_empty,
     mapping,
-    object_or_empty,
     optional_items,
     optional_objects,
     score,
@@ -89,7 +88,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
 
 
 def _row(row: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    if isinstance(row, dict) and "messages" not in row and "history" in row:
+    if has(row, "history") and "messages" not in row:
         yield from _experiences(items(row["history"], "history"), row, origin)
     else:
         yield from openhands_rows.read(row, origin, options)
@@ -202,16 +201,12 @@ def _end_step(talk: Conversation, origin: Origin) -> Iterator[Parts | Rejected]:
 
 
 def _is_event(value: Any) -> bool:
-    event = object_or_empty(value)
-    kind = event.get("kind")
-    return isinstance(kind, str) and kind in KINDS and event.get("source") in ("user", "agent", "environment")
+    return has(value, kind=str) and value["kind"] in KINDS and value.get("source") in ("user", "agent", "environment")
 
 
 def _is_row(value: Any) -> bool:
-    is_row = (
-        isinstance(value, dict) and "instance_id" in value and any(map(_is_event, list_or_empty(value.get("history"))))
-    )
-    return is_row or openhands_rows.matches(value)
+    has_events = has(value, "instance_id", history=list) and any(map(_is_event, value["history"]))
+    return has_events or openhands_rows.matches(value)
 
 
 FORMAT = Format(NAME, "file", matches, read, "OpenHands events, rows and request logs")

@@ -23,6 +23,7 @@ from pairwright.sources.assemble import Parts, split_at_first_answer
 from pairwright.sources.fields import (
     BadRecord,
     filled_text,
+    has,
     items,
     json_text,
     list_or_empty,
@@ -229,7 +230,7 @@ def _flat(history: list[Any]) -> list[Any]:
 
 def _is_event(value: Any) -> bool:
     # `kind` marks events of the SDK, `role` chat messages.
-    if not isinstance(value, dict) or "kind" in value or "role" in value:
+    if not has(value) or "kind" in value or "role" in value:
         return False
     kind = value.get("action", value.get("observation"))
     if not isinstance(kind, str):

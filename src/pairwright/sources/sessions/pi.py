@@ -21,11 +21,10 @@ from pairwright.records.messages import Json, Message, content_hash
 from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import (
     BadRecord,
+    has,
     identifier,
     items,
-    list_or_empty,
     mapping,
-    object_or_empty,
     objects_in,
     optional_text,
     text,
@@ -157,9 +156,8 @@ def _block(block: Json) -> Json:
 
 
 def _has_history(line: Any) -> bool:
-    event = object_or_empty(line)
-    has_messages = isinstance(event.get("sessionKey"), str) and bool(list_or_empty(event.get("messages")))
-    return has_messages and event.get("type") in ("agent.start", "agent.end")
+    has_messages = has(line, sessionKey=str, messages=list) and bool(line["messages"])
+    return has_messages and line.get("type") in ("agent.start", "agent.end")
 
 
 _SUMMARY = "Pi and OpenClaw sessions"
