@@ -7,7 +7,7 @@ for JSON stored as text and for the remaining small fields of a row.
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -38,7 +38,7 @@ def text(value: Any, where: str) -> str:
     return value
 
 
-def has(value: Any, *keys: str, **types: Any) -> bool:
+def has(value: Any, *keys: str, **types: Any) -> TypeGuard[Json]:
     """Whether a value is an object with these keys, and with fields of these types.
 
     >>> has({"id": 1, "steps": []}, "id", steps=list), has({"steps": {}}, steps=list), has([], "id")
@@ -78,6 +78,11 @@ def optional_text(value: Any, where: str) -> str | None:
 def filled_text(value: Any) -> str | None:
     """Return text that is not empty, else None."""
     return value if isinstance(value, str) and value else None
+
+
+def words(text: str) -> frozenset[str]:
+    """Return the words of a text, for tables of names."""
+    return frozenset(text.split())
 
 
 def text_or_none(value: Any) -> str | None:

@@ -48,6 +48,7 @@ from pairwright.sources.fields import (
     value_at,
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.shapes.anthropic import plain_content
 from pairwright.sources.shapes.chat_messages import content_from_chat
 from pairwright.sources.shapes.read_call import read_call
 from pairwright.sources.shapes.read_each import read_each
@@ -149,9 +150,7 @@ def _without_reasoning(parts: list[Json]) -> tuple[str | list[Json] | None, list
             thoughts += [reasoning] if isinstance(reasoning, str) and reasoning else []
         else:
             others.append(part)
-    if len(others) == 1 and others[0].get("type") == "text" and isinstance(others[0].get("text"), str):
-        return str(others[0]["text"]), thoughts
-    return others or None, thoughts
+    return plain_content(others), thoughts
 
 
 NAME = "inspect"

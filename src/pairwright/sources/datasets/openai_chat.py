@@ -22,7 +22,7 @@ import msgspec
 from pairwright.records.messages import Json, Message
 from pairwright.sources.datasets.row_format import RowFormat, as_row
 from pairwright.sources.datasets.row_names import COMPLETIONS, SYSTEMS, plain_name, singular, system_of
-from pairwright.sources.fields import BadRecord, items, json_value, mapping
+from pairwright.sources.fields import BadRecord, has, items, json_value, mapping, text_or_none
 from pairwright.sources.shapes.any_messages import conversation
 from pairwright.sources.shapes.chat_messages import (
     is_left_out,
@@ -45,9 +45,9 @@ def matches(value: Any) -> bool:
         if not value or not all(map(_is_message, value)) or any(map(names_parent, value)):
             return False
         return any(item["role"] == "assistant" for item in value)
-    if not isinstance(value, dict) or any(key in value for key in _FOREIGN):
+    if not has(value) or any(key in value for key in _FOREIGN):
         return False
-    if isinstance(value.get("request"), dict) and _has_choices(value):
+    if has(value, request=dict) and _has_choices(value):
         return _is_conversation(value["request"].get("messages"))
     return _is_conversation(value.get("messages")) and not _is_answered_beside(value)
 
@@ -69,14 +69,13 @@ def _take(row: Json) -> Iterator[Json]:
         where = f"response.choices[{number}]"
         choice = mapping(choice, where)
         answer = message_from_chat({"role": "assistant", **mapping(choice.get("message"), f"{where}.message")}, where)
-        model = response.get("model", request.get("model"))
         yield {
             "prompt": prompt,
             "completion": [answer],
             "tools": tools_of(request),  # scores and ids are in the enclosing row
             "read_fields": _read_of(row),
             "info": {key: request[key] for key in _KEPT if request.get(key) is not None},
-            "model_version": model if isinstance(model, str) else None,
+            "model_version": text_or_none(response.get("model", request.get("model"))),
             "truncate_status": "response_truncated" if choice.get("finish_reason") == "length" else None,
         }
 
@@ -112,11 +111,8 @@ def names_parent(message: Any) -> bool:
 
 
 def _has_blocks(item: Any) -> bool:
-    content = item.get("content") if isinstance(item, dict) else None
-    return isinstance(content, list) and any(
-        isinstance(part, dict) and part.get("type") in ("tool_use", "tool_result", "thinking", "redacted_thinking")
-        for part in content
-    )
+    kinds = ("tool_use", "tool_result", "thinking", "redacted_thinking")
+    return has(item, content=list) and any(has(part) and part.get("type") in kinds for part in item["content"])
 
 
 def _is_answered_beside(row: Json) -> bool:
@@ -136,18 +132,17 @@ def _read_of(row: Json) -> frozenset[str]:
 
 
 def _has_choices(row: Json) -> bool:
-    return isinstance(row.get("response"), dict) and "choices" in row["response"]
+    return has(row.get("response"), "choices")
 
 
 def _is_message(value: Any) -> bool:
-    if not isinstance(value, dict) or not isinstance(value.get("role"), str):
+    if not has(value, role=str):
         return False
-    content = value.get("content")
-    if isinstance(content, list) and any(isinstance(part, dict) and "value" in part for part in content):
+    if has(value, content=list) and any(has(part, "value") for part in value["content"]):
         return False  # LLaMA-Factory's parts
-    if content is None and "parts" in value:
+    if value.get("content") is None and "parts" in value:
         return False  # of Google's API or Vercel's
-    return "type" not in value or value["type"] == "message"
+    return "type" not in value or bool(value["type"] == "message")
 
 
 def _is_conversation(value: Any) -> bool:

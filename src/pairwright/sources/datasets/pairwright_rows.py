@@ -20,7 +20,7 @@ from pairwright.records.arrays import Array, dtype_name, dtype_named
 from pairwright.records.experience import ARRAYS, Experience, Side
 from pairwright.records.json_text import encode, from_json, to_json
 from pairwright.records.messages import Json
-from pairwright.sources.fields import BadRecord, mapping
+from pairwright.sources.fields import BadRecord, has, mapping
 from pairwright.sources.format import Format, Options, Origin, Rejected
 
 NAME = "pairwright"
@@ -32,12 +32,7 @@ _TYPES = {kind: {field.name: field.type for field in msgspec.structs.fields(kind
 
 
 def matches(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and isinstance(value.get("uid"), str)
-        and isinstance(value.get("eid"), list)
-        and value.get("kind") in _KINDS
-    )
+    return has(value, uid=str, eid=list) and value.get("kind") in _KINDS
 
 
 def experience_to_json(exp: Experience) -> Json:

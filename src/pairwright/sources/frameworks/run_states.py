@@ -13,7 +13,7 @@ from typing import Any
 
 from pairwright.records.messages import Message
 from pairwright.sources.assemble import NO_ANSWER, Parts
-from pairwright.sources.fields import BadRecord, items, mapping, object_or_empty, plain_numbers, text_at, value_at
+from pairwright.sources.fields import BadRecord, has, items, mapping, object_or_empty, plain_numbers, text_at, value_at
 from pairwright.sources.format import Format, Options, Origin
 from pairwright.sources.shapes.responses import messages_from_items
 
@@ -22,7 +22,7 @@ _APPROVALS = frozenset({"tool_approval_item", "mcp_approval_request_item", "mcp_
 
 
 def matches(value: Any) -> bool:
-    return isinstance(value, dict) and {"$schemaVersion", "original_input", "generated_items"} <= value.keys()
+    return has(value, "$schemaVersion", "original_input", "generated_items")
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts]:

@@ -130,21 +130,17 @@ def _message(node: Json, where: str) -> Message:
 
 def _paths(nodes: list[Json]) -> tuple[list[list[int]], int]:
     """Return the node numbers from root to leaf for the first leaves, and the number of all leaves."""
-    parents: list[int | None] = []
-    for number, node in enumerate(nodes):
-        parent = node.get("parent")
+    parents: list[int | None] = [node.get("parent") for node in nodes]
+    for number, parent in enumerate(parents):
         # A parent must precede its child, so that there are no cycles.
         if parent is not None and (type(parent) is not int or not 0 <= parent < number):
             raise BadRecord(f"nodes[{number}].parent: expected a node before it, got {parent!r}")
-        parents.append(parent)
     leaves = sorted(set(range(len(nodes))) - set(parents))
     paths = []
     for leaf in leaves[:_MAX_BRANCHES]:
-        path: list[int] = []
-        node_number: int | None = leaf
-        while node_number is not None:
-            path.append(node_number)
-            node_number = parents[node_number]
+        path = [leaf]
+        while (above := parents[path[-1]]) is not None:
+            path.append(above)
         paths.append(path[::-1])
     return paths, len(leaves)
 

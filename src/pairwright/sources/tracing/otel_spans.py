@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from pairwright.records.messages import Json
-from pairwright.sources.fields import index, list_or_empty, object_or_empty, objects_in, text_at
+from pairwright.sources.fields import has, index, list_or_empty, object_or_empty, objects_in, text_at
 from pairwright.sources.shapes.tool_errors import failure_kind
 from pairwright.sources.shapes.traces import Failure, Score
 
@@ -48,17 +48,14 @@ _TRACE_IDS = ("traceId", "context.trace_id", "spanContext.traceId")
 
 
 def is_span(value: Any) -> bool:
-    if not isinstance(value, dict):
+    if not has(value):
         return False
-    for path in ("context", "spanContext"):
-        context = object_or_empty(value.get(path))
-        if {"trace_id", "span_id"} <= context.keys() or {"traceId", "spanId"} <= context.keys():
-            return True
-    if _is_stored(value):
+    contexts = (value.get("context"), value.get("spanContext"))
+    if any(has(context, "trace_id", "span_id") or has(context, "traceId", "spanId") for context in contexts):
         return True
-    if "rollout_id" in value and "span_id" in value and isinstance(value.get("attributes"), dict):
+    if _is_stored(value) or has(value, "rollout_id", "span_id", attributes=dict):
         return True
-    return {"traceId", "spanId", "name"} <= value.keys() or "context.span_id" in value
+    return has(value, "traceId", "spanId", "name") or "context.span_id" in value
 
 
 # Column of a table of spans (lower case, no underscores) -> name in OTLP JSON
@@ -78,10 +75,7 @@ _STORED = {
 
 def _is_stored(value: Any) -> bool:
     """Whether the value is a row of a table of spans."""
-    return isinstance(value, dict) and any(
-        isinstance(value.get(attributes), dict) and isinstance(value.get(span_id), str)
-        for attributes, span_id in (("SpanAttributes", "SpanId"), ("span_attributes", "span_id"))
-    )
+    return has(value, SpanAttributes=dict, SpanId=str) or has(value, span_attributes=dict, span_id=str)
 
 
 def holds_spans(value: Any) -> bool:
