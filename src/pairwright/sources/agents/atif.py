@@ -38,6 +38,7 @@ from pairwright.sources.fields import (
     optional_text,
     text,
     text_at,
+    text_or_none,
 )
 from pairwright.sources.format import Format, Options, Origin, PartOfAnother, Rejected
 from pairwright.sources.shapes.chat_messages import content_from_chat, tools_from_chat
@@ -182,13 +183,11 @@ def _error_kind(position: int, message: Message) -> str | None:
 def _exception(result: Json, messages: list[Message]) -> list[ErrorSite]:
     """Return an error site at the last message for the exception that ended the trial."""
     raised = result.get("exception_info")
-    if isinstance(raised, dict):
-        kind, description = raised.get("exception_type"), raised.get("exception_message")
-        description = description if isinstance(description, str) else ""
-        error_kind = failure_kind(f"{kind} {description}", "exception")
-        place = len(messages) - 1
-        return [ErrorSite(index=place, kind=error_kind, text=description, meta={"exception_type": kind})]
-    return []
+    if not isinstance(raised, dict):
+        return []
+    kind, description = raised.get("exception_type"), text_or_none(raised.get("exception_message")) or ""
+    error_kind = failure_kind(f"{kind} {description}", "exception")
+    return [ErrorSite(len(messages) - 1, error_kind, description, meta={"exception_type": kind})]
 
 
 def _tokens(steps: list[Json]) -> tuple[Json | None, str | None]:

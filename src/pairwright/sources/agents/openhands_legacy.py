@@ -97,7 +97,8 @@ def _read_row(row: Json, origin: Origin) -> Iterator[Parts | Rejected]:
             # Without an answer since the last condensation there is nothing to train on.
             if talk.has_answer:
                 yield _experience(talk, row, origin, step)
-            _condense(talk, event)
+            # The forgotten events are replaced by the summary; the remaining messages become context.
+            talk.entries = condensed(talk.entries, {**event, **optional_mapping(event.get("args"), "args")})
             step += 1
         else:
             _take(talk, event, where)
@@ -197,21 +198,6 @@ def _outcome(kind: str, fields: Json) -> Json:
     code = object_or_empty(fields.get("metadata")).get("exit_code", fields.get("exit_code"))
     extra: Json = {"exit_code": code} if isinstance(code, int) and code != 0 else {}
     return {**extra, "is_error": True} if kind == "error" else extra
-
-
-def _condense(talk: Talk, event: Json) -> None:
-    """Replace the forgotten events by the summary; the remaining messages become context."""
-    fields = {**event, **optional_mapping(event.get("args"), "args")}
-    listed = optional_items(fields.get("forgotten_event_ids"), "forgotten_event_ids")
-    forgotten = {event_id for event_id in listed if isinstance(event_id, int | str)}
-    first, last = fields.get("forgotten_events_start_id"), fields.get("forgotten_events_end_id")
-    # Either a list of ids or an inclusive range.
-    if isinstance(first, int) and isinstance(last, int):
-        ids = {event_id for entry in talk.entries for event_id in entry.ids}
-        forgotten = {event_id for event_id in ids if isinstance(event_id, int) and first <= event_id <= last}
-    text = fields.get("summary")
-    summary = Message("user", text, extra={"is_summary": True}) if isinstance(text, str) else None
-    talk.entries = condensed(talk.entries, forgotten, summary, fields.get("summary_offset"))
 
 
 def _error_kind(position: int, message: Message) -> str | None:

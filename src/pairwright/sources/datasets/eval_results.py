@@ -32,10 +32,10 @@ from pairwright.sources.fields import (
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.score_values import read_score
 from pairwright.sources.shapes.any_messages import decode_json_text
+from pairwright.sources.shapes.read_each import read_each
 from pairwright.sources.shapes.traces import pick_reward
 
 PROMPTFOO, OPENAI_EVALS = "promptfoo", "openai-evals"
-_ITEM = "eval.run.output_item"
 _EVENTS = ("sampling", "match", "metrics", "raw_sample")
 
 
@@ -46,10 +46,6 @@ def _prompt(value: Any, where: str) -> list[Message]:
 
 
 # lm-evaluation-harness
-
-
-def is_lm_eval(value: Any) -> bool:
-    return has(value, "doc_id", "arguments", "filtered_resps")
 
 
 _LM_EVAL = frozenset({"arguments", "resps", "filtered_resps", "doc", "doc_id"})
@@ -88,10 +84,6 @@ def _take_lm_eval(row: Json) -> Iterator[Json]:
 # promptfoo
 
 
-def is_promptfoo(value: Any) -> bool:
-    return bool(_promptfoo_rows(value))
-
-
 def _promptfoo_rows(value: Any) -> list[Json]:
     results = value.get("results") if isinstance(value, dict) else None
     inner = results.get("results") if isinstance(results, dict) else results
@@ -101,11 +93,11 @@ def _promptfoo_rows(value: Any) -> list[Json]:
 
 def read_promptfoo(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield an experience for each answer of a provider; rows without an answer are rejected with their error."""
-    for number, row in enumerate(_promptfoo_rows(value)):
-        try:
-            yield _promptfoo_row(row, origin.at(origin.line, origin.ordinal + number))
-        except (BadRecord, RecordError) as error:
-            yield Rejected(origin.file, origin.line, f"results[{number}]: {error}", PROMPTFOO)
+
+    def read_row(row: Json, number: int) -> list[Parts]:
+        return [_promptfoo_row(row, origin.at(origin.line, origin.ordinal + number))]
+
+    yield from read_each(PROMPTFOO, origin, _promptfoo_rows(value), "results", read_row)
 
 
 def _promptfoo_row(row: Json, origin: Origin) -> Parts:
@@ -140,10 +132,6 @@ def _answer(output: Any) -> list[Message]:
         return [Message("assistant", output)]
     turn = {"role": "assistant", "content": None, "tool_calls": output} if isinstance(output, list) else output
     return read_turns([{"role": "assistant", **mapping(turn, "response.output")}], "response.output")
-
-
-def is_openai_item(value: Any) -> bool:
-    return has(value) and value.get("object") == _ITEM
 
 
 def _take_openai_item(row: Json) -> Iterator[Json]:
@@ -207,13 +195,20 @@ def read_openai_log(value: Any, origin: Origin, options: Options) -> Iterator[Pa
 
 
 LM_EVAL_FORMAT = RowFormat(
-    "lm-eval", "Samples of lm-evaluation-harness", is_lm_eval, _take_lm_eval, _LM_EVAL, has_system=False
+    "lm-eval",
+    "Samples of lm-evaluation-harness",
+    lambda value: has(value, "doc_id", "arguments", "filtered_resps"),
+    _take_lm_eval,
+    _LM_EVAL,
+    has_system=False,
 ).format
-PROMPTFOO_FORMAT = Format(PROMPTFOO, "record", is_promptfoo, read_promptfoo, "promptfoo results")
+PROMPTFOO_FORMAT = Format(
+    PROMPTFOO, "record", lambda value: bool(_promptfoo_rows(value)), read_promptfoo, "promptfoo results"
+)
 OPENAI_ITEM_FORMAT = RowFormat(
     OPENAI_EVALS,
     "OpenAI eval items and logs",
-    is_openai_item,
+    lambda value: has(value) and value.get("object") == "eval.run.output_item",
     _take_openai_item,
     frozenset({"sample", "results", "datasource_item_id"}),
 ).format

@@ -21,10 +21,6 @@ NAME = "openai-agents"
 _APPROVALS = frozenset({"tool_approval_item", "mcp_approval_request_item", "mcp_approval_response_item"})
 
 
-def matches(value: Any) -> bool:
-    return has(value, "$schemaVersion", "original_input", "generated_items")
-
-
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts]:
     state = mapping(value, "state")
     for key in ("conversation_id", "previous_response_id"):
@@ -54,4 +50,10 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts]:
     )
 
 
-FORMAT = Format(NAME, "record", matches, read, "Run states of the OpenAI Agents SDK")
+FORMAT = Format(
+    NAME,
+    "record",
+    lambda value: has(value, "$schemaVersion", "original_input", "generated_items"),
+    read,
+    "Run states of the OpenAI Agents SDK",
+)

@@ -51,18 +51,16 @@ def is_bedrock_message(value: Any) -> bool:
     """Whether the value is a message whose blocks have one of this API's keys instead of a `type`."""
     if not has(value, content=list, role=str) or not value["content"]:
         return False
-    return all(
-        has(block) and "type" not in block and (block.keys() == {"text"} or _is_own(block))
-        for block in value["content"]
-    )
+    return all(has(block) and "type" not in block and _is_block(block) for block in value["content"])
 
 
 def is_bedrock_response(value: Json) -> bool:
     return has(value, "stopReason", output=dict) and is_bedrock_message(value["output"].get("message"))
 
 
-def _is_own(block: Json) -> bool:
-    return not _BLOCK_KEYS.isdisjoint(block) or block.keys() <= {"image", "document", "video"}
+def _is_block(block: Json) -> bool:
+    is_media = block.keys() == {"text"} or block.keys() <= {"image", "document", "video"}
+    return is_media or not _BLOCK_KEYS.isdisjoint(block)
 
 
 def _block(block: Json, where: str) -> Json:

@@ -72,7 +72,8 @@ def is_genai_request(value: Any) -> bool:
     contents = value.get("contents") if isinstance(value, dict) else None
     if isinstance(contents, str):
         return bool(contents)
-    return _is_contents(contents if isinstance(contents, list) else [contents])
+    listed = contents if isinstance(contents, list) else [contents]
+    return bool(listed) and all(isinstance(one, str) or is_genai_content(one) or _is_part(one) for one in listed)
 
 
 def is_genai_response(value: Any) -> bool:
@@ -94,10 +95,6 @@ def field(value: Any, name: str) -> Any:
         return value[name]
     first, *rest = name.split("_")
     return value.get(first + "".join(word.capitalize() for word in rest))
-
-
-def _is_contents(values: list[Any]) -> bool:
-    return bool(values) and all(isinstance(one, str) or is_genai_content(one) or _is_part(one) for one in values)
 
 
 def _is_part(value: Any) -> bool:

@@ -62,7 +62,9 @@ def is_vercel_message(value: Any) -> bool:
     """Whether the value is a message with parts specific to this SDK."""
     if has(value, role=str, content=list) and any(_kind(part) in _PART_TYPES for part in value["content"]):
         return True
-    return has(value, role=str, parts=list) and any(map(_is_ui_part, value["parts"]))
+    return has(value, role=str, parts=list) and any(
+        _is_ui_tool(part) or _kind(part) == "step-start" for part in value["parts"]
+    )
 
 
 def are_vercel_calls(value: Any) -> bool:
@@ -143,10 +145,6 @@ def _ui_tool(part: Json, where: str) -> list[Json]:
 def _is_ui_tool(part: Any) -> bool:
     kind = _kind(part)
     return kind in ("tool-invocation", "dynamic-tool") or (kind.startswith("tool-") and "toolCallId" in part)
-
-
-def _is_ui_part(part: Any) -> bool:
-    return _is_ui_tool(part) or _kind(part) == "step-start"
 
 
 def _call(part: Json, where: str) -> ToolCall:

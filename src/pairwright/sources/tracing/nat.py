@@ -194,11 +194,6 @@ def _schemas(payloads: list[Json]) -> dict[str, list[Json]]:
     return by_input
 
 
-def _event_of(text: str) -> str:
-    """Return the event type; for enums written as text, only the part after the last dot."""
-    return text.rpartition(".")[2].upper()
-
-
 def _key(value: Any) -> str:
     return json_text(decode_json_text(value))
 
@@ -237,7 +232,9 @@ def _read_item(item: Json, number: int, before: int, origin: Origin, options: Op
         payload = step.get("payload", step) if isinstance(step, dict) else None
         if has(payload, event_type=str):
             parent = text_or_none(step.get("parent_id"))
-            payloads.append({**payload, "parent_id": parent, "event_type": _event_of(payload["event_type"])})
+            # Enums may be written as text: only the part after the last dot is the type.
+            kind = payload["event_type"].rpartition(".")[2].upper()
+            payloads.append({**payload, "parent_id": parent, "event_type": kind})
         else:
             yield origin.rejected(f"item {number}, step {position}: no payload with an event_type", NAME)
     run_index = index(item.get("run", item.get("run_index")))

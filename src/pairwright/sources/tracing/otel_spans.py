@@ -100,12 +100,11 @@ def traces_in(value: Any) -> list[list[Span]]:
     for number, raw_span in enumerate(raw):
         span = _span(raw_span, number, logs, notes)
         traces.setdefault(span.trace, []).append(span)
-    return [_in_time(spans) for spans in traces.values()]
-
-
-def _in_time(spans: list[Span]) -> list[Span]:
-    starts = {id(span): span.start for span in spans if span.start is not None}
-    return sorted(spans, key=lambda span: starts[id(span)]) if len(starts) == len(spans) else spans
+    for spans in traces.values():
+        starts = {id(span): span.start for span in spans if span.start is not None}
+        if len(starts) == len(spans):
+            spans.sort(key=lambda span: starts[id(span)])
+    return list(traces.values())
 
 
 def _raw_spans(value: Any, logs: dict[str, list[Event]], notes: dict[str, list[Any]], depth: int) -> Iterator[Any]:
