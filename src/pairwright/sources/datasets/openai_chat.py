@@ -125,9 +125,8 @@ def _is_answered_beside(row: Json) -> bool:
 
 def _read_of(row: Json) -> frozenset[str]:
     """Return the fields read as task or reward; further tasks and scores stay in info."""
-    names = names_in(row)
-    key, used = task_key(row, names), reward_in(row, names)
-    scores = [name for name in names.scores if isinstance(row[name], dict) or (used is not None and used[0] == name)]
+    key, used = task_key(row), next(iter(reward_in(row) or ()), None)
+    scores = [name for name in names_in(row).scores if isinstance(row[name], dict) or name == used]
     return frozenset(scores if key is None else [*scores, key])
 
 

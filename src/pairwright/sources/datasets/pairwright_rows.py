@@ -94,7 +94,10 @@ def _fields_from_json(row: Json, kind: type[Experience | Side], prefix: str) -> 
         elif name in _OPEN_JSON:
             fields[name] = from_json(encode(item))
         else:
-            fields[name] = _convert_value(item, types[name], where)
+            try:
+                fields[name] = msgspec.convert(item, types[name])
+            except msgspec.ValidationError as error:
+                raise BadRecord(f"{where}: {error}") from None
     return fields
 
 
@@ -136,13 +139,6 @@ def _from_values(fields: Json) -> Array:
         raise ValueError(f"values that are not numbers of {dtype}")
     array: Array = np.array(values, dtype)
     return array
-
-
-def _convert_value(value: Any, kind: Any, where: str) -> Any:
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        raise BadRecord(f"{where}: {error}") from None
 
 
 def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:

@@ -72,7 +72,8 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
         (message.role, message.content) for message in prompt
     ]:
         prompt = [*prompt, *added]
-    completion = _add_step_rewards(row.get("trajectory"), completion)
+    steps = [optional_mapping(step, "trajectory[]") for step in optional_items(row.get("trajectory"), "trajectory")]
+    completion = _add_step_rewards(steps, completion)
     details = {**small_fields(row, _READ), **{key: item for key, item in info.items() if key != "oai_tools"}}
     example = identifier(row.get("example_id"))
     name = text_or_none(row.get("task"))
@@ -88,7 +89,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
         reward_components=_metrics(row),
         metrics={"advantage": row["advantage"]} if score(row.get("advantage")) is not None else {},
         truncate_status="response_truncated" if row.get("is_truncated") is True else None,
-        arrays=_arrays(row.get("trajectory"), completion, details),
+        arrays=_arrays(steps, completion, details),
         info=details,
     )
 
@@ -134,9 +135,8 @@ def _metrics(row: Json) -> Json:
     return {key: item for key, item in {**beside, **metrics}.items() if score(item) is not None}
 
 
-def _add_step_rewards(value: Any, completion: list[Message]) -> list[Message]:
+def _add_step_rewards(steps: list[Json], completion: list[Message]) -> list[Message]:
     """Add the reward of each step to its turn, if every generated turn is one step."""
-    steps = [optional_mapping(step, "trajectory[]") for step in optional_items(value, "trajectory")]
     rewards = [score(step.get("reward")) for step in steps]
     turns = [place for place, message in enumerate(completion) if message.is_generated]
     if len(rewards) != len(turns) or all(reward is None for reward in rewards):
@@ -149,9 +149,8 @@ def _add_step_rewards(value: Any, completion: list[Message]) -> list[Message]:
     return marked
 
 
-def _arrays(value: Any, completion: list[Message], info: Json) -> Json | None:
+def _arrays(steps: list[Json], completion: list[Message], info: Json) -> Json | None:
     """Return the token fields of the steps of a trajectory, or None; `info` gets the reason if they are dropped."""
-    steps = [optional_mapping(step, "trajectory[]") for step in optional_items(value, "trajectory")]
     tokens = [optional_mapping(step.get("tokens"), "trajectory[].tokens") for step in steps]
     if not any(step.get("completion_ids") for step in tokens):
         return None

@@ -29,6 +29,7 @@ from pairwright.sources.assemble import NO_ANSWER, Parts, raw_text, split_at_ans
 from pairwright.sources.fields import (
     BadRecord,
     filled_text,
+    has,
     identifier,
     index,
     items,
@@ -36,6 +37,7 @@ from pairwright.sources.fields import (
     objects_in,
     text,
     text_at,
+    texts_of,
     value_at,
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
@@ -251,7 +253,7 @@ def _unwrap_line(line: Any) -> tuple[str, Json]:
 def _with_plain_output(item: Json, failed: dict[str, str]) -> Json:
     """Replace a result logged as {content, success} by its content; record a failure in `failed`."""
     output = item.get("output")
-    if not isinstance(output, dict) or "content" not in output:
+    if not has(output, "content"):
         return item
     if output.get("success") is False and isinstance(item.get("call_id"), str):
         failed.setdefault(item["call_id"], "tool_error")
@@ -293,7 +295,7 @@ def _call_ids(lines: list[Any]) -> set[str]:
 
 
 def _info(session: Session) -> Json:
-    info: Json = {key: session.meta[key] for key in _INFO_KEYS if isinstance(session.meta.get(key), str)}
+    info = texts_of(session.meta, *_INFO_KEYS)
     more = {
         **{key: session.meta.get(key) for key in ("git", "dynamic_tools")},
         "session_id": identifier(session.meta.get("id")),

@@ -28,6 +28,7 @@ from pairwright.sources.fields import (
     objects_in,
     optional_text,
     text,
+    text_or_none,
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.anthropic import call_block, result_block, text_block
@@ -115,13 +116,12 @@ def _take(line: Json, session: Session) -> Entry | None:
         session.others[kind] += 1
     # A null parent marks the root of a tree; older versions have no parents.
     parent = optional_text(line["parentId"], "parentId") or "" if "parentId" in line else None
-    kept_id = line.get("firstKeptEntryId")
     return Entry(
         messages,
         id=optional_text(line.get("id"), "id"),
         parent=parent,
         restarts=kind == "compaction",
-        keeps_from=kept_id if isinstance(kept_id, str) else None,
+        keeps_from=text_or_none(line.get("firstKeptEntryId")),
     )
 
 

@@ -25,16 +25,10 @@ def messages_from_langchain(messages: Any, where: str) -> list[Message]:
     """Convert a list of messages, serialized objects or plain ones; `where` is its path, for error messages."""
     turns: list[Message] = []
     for place, message in objects(messages, where):
-        turns += turn_from_langchain(message, place)
+        chat = chat_from_langchain(unwrap(message), place)
+        # Results inside a user turn become separate messages.
+        turns += turn_from_blocks(chat, place) if has_blocks(chat.get("content")) else [message_from_chat(chat, place)]
     return turns
-
-
-def turn_from_langchain(message: Json, where: str) -> list[Message]:
-    """Convert one message to chat; results inside a user turn become separate messages."""
-    chat = chat_from_langchain(unwrap(message), where)
-    if has_blocks(chat.get("content")):
-        return turn_from_blocks(chat, where)
-    return [message_from_chat(chat, where)]
 
 
 def unwrap(message: Json) -> Json:

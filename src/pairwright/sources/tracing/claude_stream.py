@@ -62,7 +62,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
         try:
             yield _experience(lines, result, session, origin, step)
         except PairwrightError as error:
-            yield Rejected(file=origin.file, line=origin.line, reason=f"turn {step}: {error}", format=NAME)
+            yield origin.rejected(f"turn {step}: {error}", NAME)
 
 
 def _agent_prompts(rows: list[Json]) -> dict[str, str]:
