@@ -9,7 +9,7 @@ import unicodedata
 from typing import Any
 
 from pairwright.records.messages import Json
-from pairwright.sources.fields import score, words
+from pairwright.sources.fields import objects_in, score, words
 
 # Verdicts in lower case, without accents, in several languages; matched against the whole cell.
 _GOOD = words(
@@ -149,15 +149,11 @@ def nested_scores(row: Json) -> dict[str, float]:
 def _scores_below(value: Any, path: str, level: int) -> dict[str, float]:
     if isinstance(value, list):
         found: dict[str, float] = {}
-        for item in value if level < _MAX_LEVELS else ():
-            name = (
-                next((item[key] for key in _NAMES if isinstance(item.get(key), str)), None)
-                if isinstance(item, dict)
-                else None
-            )
-            number = None if name is None else next((item[key] for key in _VALUES if key in item), None)
-            if name is not None and read_score(number) is not None:
-                found[f"{path}.{name}"] = read_score(number) or 0.0
+        for item in objects_in(value) if level < _MAX_LEVELS else ():
+            name = next((item[key] for key in _NAMES if isinstance(item.get(key), str)), None)
+            number = read_score(next((item[key] for key in _VALUES if key in item), None))
+            if name is not None and number is not None:
+                found[f"{path}.{name}"] = number
         return found
     if not isinstance(value, dict) or level > _MAX_LEVELS:
         return {}

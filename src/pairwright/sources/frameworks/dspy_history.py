@@ -13,22 +13,15 @@ from typing import Any
 
 from pairwright.records.messages import TEXT, Json, Message
 from pairwright.sources.datasets.row_format import history, history_format
-from pairwright.sources.fields import (
-    BadRecord,
-    has,
-    items,
-    mapping,
-    optional_mapping,
-    plain_numbers,
-    text,
-    text_or_none,
-)
+from pairwright.sources.fields import BadRecord, items, mapping, optional_mapping, plain_numbers, text
 from pairwright.sources.shapes.chat_messages import message_from_chat, messages_from_chat
 from pairwright.sources.shapes.row_fields import tools_of
 
 
 def matches(value: Any) -> bool:
-    return has(value, "kwargs", outputs=list) and (has(value, messages=list) or has(value, prompt=str))
+    if not isinstance(value, dict) or not isinstance(value.get("outputs"), list) or "kwargs" not in value:
+        return False
+    return isinstance(value.get("messages"), list) or isinstance(value.get("prompt"), str)
 
 
 def _take(row: Json) -> Iterator[Json]:
@@ -44,13 +37,14 @@ def _take(row: Json) -> Iterator[Json]:
     outputs = items(row.get("outputs"), "outputs")
     if not outputs:
         raise BadRecord("outputs: none, so there is no completion")
+    model = row.get("response_model") or row.get("model")
     for number, output in enumerate(outputs):
         answer = _answer(output, f"outputs[{number}]", is_text)
         yield history(
             [*prompt, answer],
             len(prompt),
             tools=tools_of(kwargs),
-            model_version=text_or_none(row.get("response_model") or row.get("model")),
+            model_version=model if isinstance(model, str) else None,
             metrics=plain_numbers(row.get("usage")),
         )
 
@@ -62,8 +56,11 @@ def _answer(output: Any, where: str, is_text: bool) -> Message:
     if "text" not in fields and not fields.get("tool_calls"):
         raise BadRecord(f"{where}: an output with neither text nor calls")
     # Log-probabilities are logged without token ids, so they are not used.
-    more = {key: fields[key] for key in ("reasoning_content", "tool_calls") if fields.get(key)}
-    return message_from_chat({"role": "assistant", "content": fields.get("text"), **more}, where)
+    keys = ("reasoning_content", "tool_calls")
+    return message_from_chat(
+        {"role": "assistant", "content": fields.get("text"), **{key: fields[key] for key in keys if fields.get(key)}},
+        where,
+    )
 
 
 FORMAT = history_format(

@@ -13,12 +13,16 @@ from typing import Any
 
 from pairwright.records.messages import Message
 from pairwright.sources.assemble import NO_ANSWER, Parts
-from pairwright.sources.fields import BadRecord, has, items, mapping, object_or_empty, plain_numbers, text_at, value_at
+from pairwright.sources.fields import BadRecord, items, mapping, object_or_empty, plain_numbers, text_at, value_at
 from pairwright.sources.format import Format, Options, Origin
 from pairwright.sources.shapes.responses import messages_from_items
 
 NAME = "openai-agents"
 _APPROVALS = frozenset({"tool_approval_item", "mcp_approval_request_item", "mcp_approval_response_item"})
+
+
+def matches(value: Any) -> bool:
+    return isinstance(value, dict) and {"$schemaVersion", "original_input", "generated_items"} <= value.keys()
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts]:
@@ -50,10 +54,4 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts]:
     )
 
 
-FORMAT = Format(
-    NAME,
-    "record",
-    lambda value: has(value, "$schemaVersion", "original_input", "generated_items"),
-    read,
-    "Run states of the OpenAI Agents SDK",
-)
+FORMAT = Format(NAME, "record", matches, read, "Run states of the OpenAI Agents SDK")

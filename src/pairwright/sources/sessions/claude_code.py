@@ -79,14 +79,12 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
                 refused.add(line.uuid)
         else:
             refused.discard(line.uuid)
-            if line.role is not None:
-                pass
-            elif item["type"] == "summary" and isinstance(item.get("summary"), str):
+            if item["type"] == "summary" and isinstance(item.get("summary"), str):
                 summaries.append(item["summary"])
-            else:
+            elif line.role is None:
                 others[item["type"]] += 1
-                if agent is None and item["type"] == "agent-setting" and isinstance(item.get("agentSetting"), str):
-                    agent = item["agentSetting"]
+                if agent is None and item["type"] == "agent-setting":
+                    agent = text_or_none(item.get("agentSetting"))
         if line.uuid is not None:
             places.setdefault(line.uuid, len(lines))
         lines.append(line)

@@ -29,7 +29,6 @@ from pairwright.sources.assemble import NO_ANSWER, Parts, raw_text, split_at_ans
 from pairwright.sources.fields import (
     BadRecord,
     filled_text,
-    has,
     identifier,
     index,
     items,
@@ -37,7 +36,6 @@ from pairwright.sources.fields import (
     objects_in,
     text,
     text_at,
-    texts_of,
     value_at,
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
@@ -253,7 +251,7 @@ def _unwrap_line(line: Any) -> tuple[str, Json]:
 def _with_plain_output(item: Json, failed: dict[str, str]) -> Json:
     """Replace a result logged as {content, success} by its content; record a failure in `failed`."""
     output = item.get("output")
-    if not has(output, "content"):
+    if not isinstance(output, dict) or "content" not in output:
         return item
     if output.get("success") is False and isinstance(item.get("call_id"), str):
         failed.setdefault(item["call_id"], "tool_error")
@@ -295,7 +293,7 @@ def _call_ids(lines: list[Any]) -> set[str]:
 
 
 def _info(session: Session) -> Json:
-    info = texts_of(session.meta, *_INFO_KEYS)
+    info: Json = {key: session.meta[key] for key in _INFO_KEYS if isinstance(session.meta.get(key), str)}
     more = {
         **{key: session.meta.get(key) for key in ("git", "dynamic_tools")},
         "session_id": identifier(session.meta.get("id")),

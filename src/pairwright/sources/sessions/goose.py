@@ -15,17 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message
-from pairwright.sources.fields import (
-    has,
-    identifier,
-    mapping,
-    object_or_empty,
-    objects,
-    objects_in,
-    text,
-    text_at,
-    value_at,
-)
+from pairwright.sources.fields import identifier, mapping, object_or_empty, objects, objects_in, text, text_at, value_at
 from pairwright.sources.format import Origin
 from pairwright.sources.shapes.anthropic import call_block, result_block, thought_block, user_from_blocks
 from pairwright.sources.shapes.session_entries import Entry, Session, SessionFormat, turn_messages
@@ -39,7 +29,7 @@ def matches(value: Any) -> bool:
     if isinstance(value, dict):
         if isinstance(value.get("conversation"), list):
             return "working_dir" in value
-        return has(value, messages=list) and any(map(_has_tool_block, value["messages"]))
+        return isinstance(value.get("messages"), list) and any(map(_has_tool_block, value["messages"]))
     lines = objects_in(value)
     head = lines[0] if lines else {}
     if "role" not in head and any(key in head for key in _SESSION_KEYS):
@@ -118,7 +108,7 @@ def _block(block: Json, where: str) -> list[Json]:
         if result.get("status") == "error":
             return [result_block(block.get("id"), result.get("error"), is_error=True)]
         output = result.get("value")
-        is_error = has(output) and output.get("isError") is True
+        is_error = isinstance(output, dict) and output.get("isError") is True
         content = output.get("content", output) if isinstance(output, dict) else output
         return [result_block(block.get("id"), _for_model(content), is_error=is_error)]
     if kind == "reasoning":

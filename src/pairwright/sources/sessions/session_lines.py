@@ -10,17 +10,7 @@ There is no reward.
 from typing import Any
 
 from pairwright.records.messages import Json, Message
-from pairwright.sources.fields import (
-    has,
-    identifier,
-    items,
-    json_value,
-    mapping,
-    objects_in,
-    optional_text,
-    text,
-    texts_of,
-)
+from pairwright.sources.fields import identifier, items, json_value, mapping, objects_in, optional_text, text
 from pairwright.sources.shapes.anthropic import call_block, result_block, text_block
 from pairwright.sources.shapes.session_entries import Session, SessionFormat, user_messages
 
@@ -41,7 +31,7 @@ def matches(value: Any) -> bool:
 
 def _take(line: Json, session: Session) -> None:
     session.id = session.id or identifier(line.get("sessionId"))
-    session.info = texts_of(line, *_INFO_KEYS) | session.info
+    session.info = {key: line[key] for key in _INFO_KEYS if isinstance(line.get(key), str)} | session.info
     turns, kind = session.turns, text(line.get("type"), "type")
     if kind not in (*_TURNS, "tool", "system") or "message" not in line:
         session.others[kind] += 1
@@ -71,11 +61,14 @@ def _take(line: Json, session: Session) -> None:
 
 
 def _is_tool_line(line: Json) -> bool:
-    return line.get("type") == "tool" and has(line.get("message"), "tool_name")
+    message = line.get("message")
+    return line.get("type") == "tool" and isinstance(message, dict) and "tool_name" in message
 
 
 def _is_turn(line: Json) -> bool:
-    return line.get("type") in _TURNS and has(line.get("message"), "content")
+    message = line.get("message")
+    is_turn = isinstance(line.get("type"), str) and line["type"] in _TURNS
+    return is_turn and isinstance(message, dict) and "content" in message
 
 
 FORMAT = SessionFormat("session-lines", "Sessions that other tools export", matches, _take).format

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from pairwright.errors import PairwrightError
 from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts, split_at_first_answer
-from pairwright.sources.fields import BadRecord, text_or_none
+from pairwright.sources.fields import BadRecord, objects_in, text_or_none
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.any_messages import (
     answers,
@@ -241,8 +241,7 @@ def _value(attributes: Json, side: str) -> Any:
 
 def _all_events(span: Span) -> list[Event]:
     """Return span events and log records, including the `events` attribute (a JSON list) of older pydantic-ai spans."""
-    listed = decode_json_text(span.attributes.get("events"))
-    inside = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
+    inside = objects_in(decode_json_text(span.attributes.get("events")))
     return span.events + [(item["event.name"], item) for item in inside if isinstance(item.get("event.name"), str)]
 
 
