@@ -136,8 +136,9 @@ def _messages(step: Json, where: str) -> list[Message]:
         extra={"is_copied_context": True} if step.get("is_copied_context") is True else {},
     )
     observation = optional_mapping(step.get("observation"), f"{where}.observation")
-    # Ids of failed calls; results only have text.
-    failed = {call.id for call, (_, one) in zip(calls, listed, strict=True) if _status(one) in _FAILED}
+    # Ids of failed calls, if NAT's exporter logged their status; results only have text.
+    statuses = [text_at(call, "extra.invocation.status") for _, call in listed]
+    failed = {call.id for call, status in zip(calls, statuses, strict=True) if status in _FAILED}
     found = optional_objects(observation.get("results"), f"{where}.observation.results")
     entries = [_result(result, calls, failed, place) for place, result in found]
     return [message, *entries]
@@ -163,11 +164,6 @@ def _result(result: Json, calls: list[ToolCall], failed: set[str | None], where:
     if call_id is not None and call_id in failed:
         extra["is_error"] = True
     return Message("tool", content, tool_call_id=call_id, extra=extra)
-
-
-def _status(call: Json) -> str | None:
-    """Return the status of a call, if logged by NAT's exporter."""
-    return text_at(call, "extra.invocation.status")
 
 
 def _error_kind(position: int, message: Message) -> str | None:

@@ -42,7 +42,9 @@ _FOREIGN = (
 
 def matches(value: Any) -> bool:
     if isinstance(value, list):
-        if not value or not all(map(_is_message, value)) or any(map(names_parent, value)):
+        # Messages that name their parent are a tree, not one conversation.
+        is_tree = any(has(item, **{key: str | int}) for item in value for key in PARENTS)
+        if not value or not all(map(_is_message, value)) or is_tree:
             return False
         return any(item["role"] == "assistant" for item in value)
     if not has(value) or any(key in value for key in _FOREIGN):
@@ -103,11 +105,6 @@ PARENTS = (
     *("parent_message_id", "parent_id", "parent_uuid", "parent", "reply_to", "reply_to_id", "in_reply_to"),
     *("parentId", "parentUuid", "parentMessageId"),
 )
-
-
-def names_parent(message: Any) -> bool:
-    """Whether a message names its parent: a list of such messages is a tree, not one conversation."""
-    return isinstance(message, dict) and any(isinstance(message.get(key), str | int) for key in PARENTS)
 
 
 def _has_blocks(item: Any) -> bool:

@@ -223,14 +223,10 @@ _KNOWN_MAPS = (
 )
 
 
-def known_map(row: Json) -> FieldMap:
-    """Return the map of a public dataset recognized by its fields; an empty map for other rows."""
-    return next((fields for names, fields in _KNOWN_MAPS if names <= row.keys()), NO_MAP)
-
-
 def apply_map(row: Json, fields: FieldMap) -> tuple[Json, Json]:
     """Return a row with the mapped fields under their usual names, and the rest of the row."""
-    fields = fields if fields.names_fields else known_map(row)
+    if not fields.names_fields:
+        fields = next((known for names, known in _KNOWN_MAPS if names <= row.keys()), NO_MAP)
     if not fields:
         return row, row
     rest = remove_paths(row, fields.paths())
@@ -538,13 +534,9 @@ def records_in(document: Any) -> list[Any]:
     if len(parts) > 1 and all(isinstance(part, dict) for part in parts):
         return parts if all(part.keys() == parts[0].keys() and matches(part) for part in parts) else []
     lists = [part for part in parts if isinstance(part, list) and part and isinstance(part[0], dict)]
-    found = [list(map(_inner, part)) for part in lists]
+    found = [[item["row"] if has(item, "row_idx", "row") else item for item in part] for part in lists]
     found = [rows for rows in found if matches(rows[0])]
     return found[0] if len(found) == 1 else []
-
-
-def _inner(item: Any) -> Any:
-    return item["row"] if has(item, "row_idx", "row") else item
 
 
 def _read_document(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:

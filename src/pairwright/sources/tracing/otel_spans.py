@@ -274,7 +274,9 @@ def _flat(value: Json, prefix: str = "", depth: int = 0) -> Json:
             item = {str(number): inner for number, inner in enumerate(item)}
         # At the top level, only known names are namespaces: an object under a user-defined name is a value.
         if isinstance(item, dict) and depth < _MAX_DEPTH and (depth or "." in key or key in _NESTED or in_llm):
-            flat.update(_flat(item, f"{path}.", depth + 1) if _is_level(path) else {path: item})
+            # An object at such a path is a namespace, not a value such as a schema.
+            is_level = not path.endswith(_VALUES) and path.split(".")[0] in _NESTED
+            flat.update(_flat(item, f"{path}.", depth + 1) if is_level else {path: item})
         else:
             flat[path] = item
     return flat
@@ -285,11 +287,6 @@ _NESTED = frozenset(
 )
 # Suffixes of paths whose object is a value: a schema, a list of messages, arguments.
 _VALUES = (".json_schema", ".messages", ".arguments", ".value", ".invocation_parameters", "system_instructions")
-
-
-def _is_level(path: str) -> bool:
-    """Whether an object at this path is a namespace rather than a value such as a schema."""
-    return not path.endswith(_VALUES) and (path.split(".")[0] in _NESTED)
 
 
 def moment(value: Any) -> int | float | None:
