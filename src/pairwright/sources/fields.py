@@ -44,9 +44,16 @@ def has(value: Any, *keys: str, **types: Any) -> TypeGuard[Json]:
     >>> has({"id": 1, "steps": []}, "id", steps=list), has({"steps": {}}, steps=list), has([], "id")
     (True, False, False)
     """
-    if not isinstance(value, dict) or not all(key in value for key in keys):
+    if not isinstance(value, dict):
         return False
-    return all(isinstance(value.get(key), kind) for key, kind in types.items())
+    # Loops are several times as fast as `all`, and detection asks this of each format for each sampled record.
+    for key in keys:
+        if key not in value:
+            return False
+    for key, kind in types.items():  # noqa: SIM110
+        if not isinstance(value.get(key), kind):
+            return False
+    return True
 
 
 def optional_mapping(value: Any, where: str) -> Json:

@@ -15,7 +15,7 @@ from pairwright.records.messages import Json
 from pairwright.sources.assemble import Parts
 from pairwright.sources.datasets.openai_chat import CHAT
 from pairwright.sources.datasets.preference_rows import SCORES, preference_of_row
-from pairwright.sources.fields import BadRecord, has, items, mapping, objects_in, small_fields, text
+from pairwright.sources.fields import BadRecord, items, mapping, small_fields, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.chat_messages import message_from_chat, messages_from_chat
 
@@ -28,13 +28,13 @@ _READ = frozenset({"messages", "conversations", "chosen", "rejected", "tools", *
 
 def matches(value: Any) -> bool:
     """Whether a row has files and a mark for one of them in a turn."""
-    if not has(value) or not any(has(value, **{key: list}) and value[key] for key in _KINDS):
+    if not isinstance(value, dict) or not any(isinstance(value.get(key), list) and value[key] for key in _KINDS):
         return False
     turns = value.get("messages", value.get("conversations"))
-    return any(
-        isinstance(text, str) and _MARK.search(text)
-        for turn in objects_in(turns)
-        for text in (turn.get("content"), turn.get("value"))
+    return isinstance(turns, list) and any(
+        isinstance(turn, dict)
+        and any(isinstance(turn.get(key), str) and _MARK.search(turn[key]) for key in ("content", "value"))
+        for turn in turns
     )
 
 

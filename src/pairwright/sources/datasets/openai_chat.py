@@ -22,7 +22,7 @@ import msgspec
 from pairwright.records.messages import Json, Message
 from pairwright.sources.datasets.row_format import RowFormat, as_row
 from pairwright.sources.datasets.row_names import COMPLETIONS, SYSTEMS, plain_name, singular, system_of
-from pairwright.sources.fields import BadRecord, has, items, json_value, mapping, text_or_none
+from pairwright.sources.fields import BadRecord, items, json_value, mapping
 from pairwright.sources.shapes.any_messages import conversation
 from pairwright.sources.shapes.chat_messages import (
     is_left_out,
@@ -42,14 +42,12 @@ _FOREIGN = (
 
 def matches(value: Any) -> bool:
     if isinstance(value, list):
-        # Messages that name their parent are a tree, not one conversation.
-        is_tree = any(has(item, **{key: str | int}) for item in value for key in PARENTS)
-        if not value or not all(map(_is_message, value)) or is_tree:
+        if not value or not all(map(_is_message, value)) or any(map(names_parent, value)):
             return False
         return any(item["role"] == "assistant" for item in value)
-    if not has(value) or any(key in value for key in _FOREIGN):
+    if not isinstance(value, dict) or any(key in value for key in _FOREIGN):
         return False
-    if has(value, request=dict) and _has_choices(value):
+    if isinstance(value.get("request"), dict) and _has_choices(value):
         return _is_conversation(value["request"].get("messages"))
     return _is_conversation(value.get("messages")) and not _is_answered_beside(value)
 
@@ -71,13 +69,14 @@ def _take(row: Json) -> Iterator[Json]:
         where = f"response.choices[{number}]"
         choice = mapping(choice, where)
         answer = message_from_chat({"role": "assistant", **mapping(choice.get("message"), f"{where}.message")}, where)
+        model = response.get("model", request.get("model"))
         yield {
             "prompt": prompt,
             "completion": [answer],
             "tools": tools_of(request),  # scores and ids are in the enclosing row
             "read_fields": _read_of(row),
             "info": {key: request[key] for key in _KEPT if request.get(key) is not None},
-            "model_version": text_or_none(response.get("model", request.get("model"))),
+            "model_version": model if isinstance(model, str) else None,
             "truncate_status": "response_truncated" if choice.get("finish_reason") == "length" else None,
         }
 
@@ -107,9 +106,17 @@ PARENTS = (
 )
 
 
+def names_parent(message: Any) -> bool:
+    """Whether a message names its parent: a list of such messages is a tree, not one conversation."""
+    return isinstance(message, dict) and any(isinstance(message.get(key), str | int) for key in PARENTS)
+
+
 def _has_blocks(item: Any) -> bool:
-    kinds = ("tool_use", "tool_result", "thinking", "redacted_thinking")
-    return has(item, content=list) and any(has(part) and part.get("type") in kinds for part in item["content"])
+    content = item.get("content") if isinstance(item, dict) else None
+    return isinstance(content, list) and any(
+        isinstance(part, dict) and part.get("type") in ("tool_use", "tool_result", "thinking", "redacted_thinking")
+        for part in content
+    )
 
 
 def _is_answered_beside(row: Json) -> bool:
@@ -122,23 +129,25 @@ def _is_answered_beside(row: Json) -> bool:
 
 def _read_of(row: Json) -> frozenset[str]:
     """Return the fields read as task or reward; further tasks and scores stay in info."""
-    key, used = task_key(row), next(iter(reward_in(row) or ()), None)
-    scores = [name for name in names_in(row).scores if isinstance(row[name], dict) or name == used]
+    names = names_in(row)
+    key, used = task_key(row, names), reward_in(row, names)
+    scores = [name for name in names.scores if isinstance(row[name], dict) or (used is not None and used[0] == name)]
     return frozenset(scores if key is None else [*scores, key])
 
 
 def _has_choices(row: Json) -> bool:
-    return has(row.get("response"), "choices")
+    return isinstance(row.get("response"), dict) and "choices" in row["response"]
 
 
 def _is_message(value: Any) -> bool:
-    if not has(value, role=str):
+    if not isinstance(value, dict) or not isinstance(value.get("role"), str):
         return False
-    if has(value, content=list) and any(has(part, "value") for part in value["content"]):
+    content = value.get("content")
+    if isinstance(content, list) and any(isinstance(part, dict) and "value" in part for part in content):
         return False  # LLaMA-Factory's parts
-    if value.get("content") is None and "parts" in value:
+    if content is None and "parts" in value:
         return False  # of Google's API or Vercel's
-    return "type" not in value or bool(value["type"] == "message")
+    return "type" not in value or value["type"] == "message"
 
 
 def _is_conversation(value: Any) -> bool:

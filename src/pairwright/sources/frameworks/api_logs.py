@@ -13,7 +13,7 @@ from typing import Any
 
 from pairwright.records.messages import Json
 from pairwright.sources.datasets.row_format import history_format
-from pairwright.sources.fields import BadRecord, has, items
+from pairwright.sources.fields import BadRecord, items
 from pairwright.sources.frameworks.batch_files import matches as is_batch_line
 from pairwright.sources.frameworks.requests_and_answers import is_response_object, records_of_call, request_field
 
@@ -26,7 +26,7 @@ _FIELDS = "input input_items contents instructions system messages tools model u
 def matches(value: Any) -> bool:
     """Whether a unit is a stored response, or has an answer of one of the three APIs and its request."""
     # `call_type` is a field of LiteLLM's logs, which `litellm` reads.
-    if not has(value) or "call_type" in value or is_batch_line(value):
+    if not isinstance(value, dict) or "call_type" in value or is_batch_line(value):
         return False
     if is_response_object(value):
         return True
@@ -64,7 +64,7 @@ def _request(row: Json, answer: Json) -> Json | None:
     """Return the request of an answer: the object with the request field of the answer's API."""
     key = request_field(answer) or "messages"
     for value in (*(row.get(place) for place in _REQUESTS), row):
-        if has(value, **{key: list | str}):
+        if isinstance(value, dict) and isinstance(value.get(key), list | str):
             return value
     return None
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from pairwright.records.messages import TEXT, Json, Message
 from pairwright.sources.datasets.row_format import history
-from pairwright.sources.fields import BadRecord, has, items, mapping, plain_numbers, text, text_or_none
+from pairwright.sources.fields import BadRecord, items, mapping, plain_numbers, text
 from pairwright.sources.rollouts.verifiers_results import tools_as_functions
 from pairwright.sources.shapes.anthropic import (
     is_anthropic_response,
@@ -35,7 +35,7 @@ _ELSEWHERE = ("previous_response_id", "conversation", "prompt")
 
 def is_answer(value: Any) -> bool:
     """Whether the value is an answer of one of these APIs."""
-    return has(value, choices=list) or request_field(value) is not None
+    return isinstance(value, dict) and (isinstance(value.get("choices"), list) or request_field(value) is not None)
 
 
 def request_field(answer: Any) -> str | None:
@@ -44,12 +44,12 @@ def request_field(answer: Any) -> str | None:
         return "input"
     if is_anthropic_response(answer):
         return "messages"
-    return "contents" if has(answer, candidates=list) else None
+    return "contents" if isinstance(answer, dict) and isinstance(answer.get("candidates"), list) else None
 
 
 def is_response_object(value: Any) -> bool:
     """Whether the value is an answer of the Responses API."""
-    return has(value, output=list) and value.get("object") == "response"
+    return isinstance(value, dict) and value.get("object") == "response" and isinstance(value.get("output"), list)
 
 
 def records_of_call(request: Json, answer: Json) -> Iterator[Json]:
@@ -76,13 +76,13 @@ def records_of_call(request: Json, answer: Json) -> Iterator[Json]:
         raise BadRecord("choices: none, so there is no completion")
     if not prompt:
         raise BadRecord("the request has no messages, so the prompt is unknown")
-    model = text_or_none(answer.get("model") or answer.get("modelVersion") or request.get("model"))
+    model = answer.get("model") or answer.get("modelVersion") or request.get("model")
     for completion, reason in candidates:
         yield history(
             [*prompt, *completion],
             len(prompt),
             tools=tools,
-            model_version=model,
+            model_version=model if isinstance(model, str) else None,
             truncate_status="response_truncated" if reason in _CUT else None,
             metrics=plain_numbers(answer.get("usage")),
         )

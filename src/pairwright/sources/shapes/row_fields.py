@@ -40,7 +40,7 @@ class Names(msgspec.Struct, frozen=True):
 
 
 def names_in(row: Json) -> Names:
-    """Return the names that a row has."""
+    """Return the names that a row has; pass them to the functions below when reading several fields."""
     return _names_among(tuple(row))
 
 
@@ -53,19 +53,26 @@ def _names_among(keys: tuple[str, ...]) -> Names:
     return Names(tasks, runs, scores, labels)
 
 
-def task_of(row: Json) -> int | str | None:
+def task_of(row: Json, names: Names | None = None) -> int | str | None:
     """Return the task id of a row, or None."""
-    key = task_key(row)
+    key = task_key(row, names or names_in(row))
     return None if key is None else identifier(row[key])
 
 
-def task_key(row: Json) -> str | None:
+def task_key(row: Json, names: Names) -> str | None:
     """Return the name of the field that holds the task id of a row, or None."""
-    return next((key for key in names_in(row).tasks if identifier(row[key]) is not None), None)
+    for key in names.tasks:
+        if identifier(row[key]) is not None:
+            return key
+    return None
 
 
-def run_of(row: Json) -> int | None:
-    return next((number for key in names_in(row).runs if (number := index(row[key])) is not None), None)
+def run_of(row: Json, names: Names | None = None) -> int | None:
+    for key in (names or names_in(row)).runs:
+        number = index(row[key])
+        if number is not None:
+            return number
+    return None
 
 
 def tools_of(row: Json) -> list[Json]:
@@ -79,9 +86,9 @@ def tools_of(row: Json) -> list[Json]:
     return tools_from_chat(tools, "tools")
 
 
-def reward_in(row: Json) -> tuple[str, float] | None:
+def reward_in(row: Json, names: Names | None = None) -> tuple[str, float] | None:
     """Return the name and number of the field that holds the reward of a row, or None."""
-    names = names_in(row)
+    names = names or names_in(row)
     for key in names.scores:
         value = row[key]
         if type(value) is float:
@@ -96,11 +103,14 @@ def reward_in(row: Json) -> tuple[str, float] | None:
     return None
 
 
-def reward_of(row: Json, options: Options | None = None) -> tuple[float | None, Json | None]:
+def reward_of(
+    row: Json, options: Options | None = None, names: Names | None = None
+) -> tuple[float | None, Json | None]:
     """Return the reward and its components: the component selected by the user, else the first of REWARD_KEYS."""
     components = row.get("reward_components")
     components = components if isinstance(components, dict) else None
-    for key in names_in(row).scores:
+    names = names or names_in(row)
+    for key in names.scores:
         if isinstance(row[key], dict):
             # A reward object holds components; separate components override them.
             components = {**row[key], **(components or {})}
@@ -110,7 +120,7 @@ def reward_of(row: Json, options: Options | None = None) -> tuple[float | None, 
         if named is None:
             named = read_score(row.get(options.reward))
         return named, components
-    plain = reward_in(row)
+    plain = reward_in(row, names)
     # No single number: the rule for components decides.
     if components and (plain is None or plain[0] in LABEL_KEYS):
         return pick_reward(components, None), components
