@@ -180,7 +180,7 @@ def _use_of(
         return "not kept: more than 2,000 bytes"
     needed = False
     # Removal detects fields that only have to be present.
-    for change in (_change, _remove):
+    for change in (_change, lambda part: _GONE):
         try:
             after = _read(_with(value, path, change), origin, layout, options)
         except (BadRecord, RecordError, RecursionError):
@@ -205,10 +205,6 @@ def _with(value: Any, path: tuple[str, ...], change: Any) -> Any:
         for key, part in value.items()
     }
     return {key: part for key, part in changed.items() if part is not _GONE}
-
-
-def _remove(value: Any) -> Any:
-    return _GONE
 
 
 def _change(value: Any) -> Any:

@@ -90,7 +90,8 @@ def relative_names(paths: list[str], refused: list[Rejected] | None = None) -> d
         if not files and len(refused) == num_refused:
             raise SourceError(f"{place(path)}: no file there")
         for file, name in files:
-            if _is_not_text(str(file)):
+            # Python carries bytes that are not UTF-8 as lone surrogates.
+            if any("\ud800" <= char <= "\udfff" for char in str(file)):
                 shown = os.fsencode(str(file)).decode("utf-8", "backslashreplace")
                 refused.append(Rejected(shown, None, "a file name that is not UTF-8; rename it"))
             elif isinstance(file, Path) and not file.is_file():
@@ -99,11 +100,6 @@ def relative_names(paths: list[str], refused: list[Rejected] | None = None) -> d
             else:
                 names.setdefault(file.resolve(), (file, name))
     return dict(names.values())
-
-
-def _is_not_text(name: str) -> bool:
-    """Whether a name has bytes that are not UTF-8, which Python carries as lone surrogates."""
-    return any("\ud800" <= char <= "\udfff" for char in name)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from pairwright.errors import SourceError
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json
 from pairwright.sources.datasets.row_names import LOWER_IS_BETTER, is_score_name, words_of
-from pairwright.sources.fields import identifier, index, value_at
+from pairwright.sources.fields import identifier, index, value_at, words
 from pairwright.sources.reward_expressions import evaluate, parse_reward
 from pairwright.sources.score_values import read_score
 from pairwright.sources.shapes.row_fields import REWARD_KEYS, reward_in
@@ -85,16 +85,12 @@ def score_names(components: Json, info: Json) -> list[str]:
     return [*likely, *possible]
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
 _MAX_WORD = 40
 _SCORE_WORDS = frozenset(
     ("target", "outcome", "accepted", "quality", "feedback", "verified", "judge", "result", "status")
 )
 # Names of numbers that are common in logs and never scores.
-_NO_SCORE_WORDS = _words(
+_NO_SCORE_WORDS = words(
     """id ids nr no number num index idx ts time timestamp date created updated opened closed duration seconds ms s
     tokens token usd price seed temperature version run attempt step steps turn turns episode epoch page year age
     user session row line length size count port"""

@@ -9,15 +9,10 @@ import unicodedata
 from typing import Any
 
 from pairwright.records.messages import Json
-from pairwright.sources.fields import score
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
+from pairwright.sources.fields import objects_in, score, words
 
 # Verdicts in lower case, without accents, in several languages; matched against the whole cell.
-_GOOD = _words(
+_GOOD = words(
     """good up upvote upvoted like liked thumbsup thumbs_up pass passed true yes y correct right chosen accept
     accepted approved success succeeded successful resolved solved desirable positive helpful useful satisfied ok
     👍 ✅ ✓ ✔ 🙂 😀 😃 😊 😍 ❤ 💚 🟢 :+1: :thumbsup: :white_check_mark: ja richtig gut positiv bestanden
@@ -25,7 +20,7 @@ _GOOD = _words(
     sim verdadeiro bom boa certo sucesso vero buono giusto da pravda хорошо да верно правильно はい 良い 正解 合格 是
     对 好 正确 通过 有用 예 네 좋음 정답 통과 tak dobrze evet dogru hyva kylla goed juist bra ratt"""
 )
-_BAD = _words(
+_BAD = words(
     """bad down downvote downvoted dislike disliked thumbsdown thumbs_down fail failed false no n incorrect wrong
     rejected reject declined failure unsuccessful unresolved unsolved undesirable negative unhelpful not_helpful
     useless unsatisfied dissatisfied 👎 ❌ ✗ ✘ 🙁 😞 😠 😡 💔 🔴 :-1: :thumbsdown: :x: nein falsch schlecht negativ
@@ -33,7 +28,7 @@ _BAD = _words(
     fracaso inutil nao ruim errado falha sbagliato cattivo net nepravda плохо нет неверно неправильно いいえ 悪い 不正解
     不合格 否 错 坏 错误 不通过 没用 아니오 아니요 나쁨 오답 불통과 nie zle hayir yanlis huono ei nee nej fout fel"""
 )
-_NEGATIONS = _words("not nicht non no nao pas niet nie inte ikke не")
+_NEGATIONS = words("not nicht non no nao pas niet nie inte ikke не")
 # Variation selectors and skin tones, which change an emoji's look but not its meaning.
 _LOOKS = re.compile("[\ufe0e\ufe0f\u200d\U0001f3fb-\U0001f3ff]")
 _ACCENTS = re.compile("[\u0300-\u036f]")
@@ -122,15 +117,15 @@ def _number(text: str) -> float:
 
 
 # Names of objects that hold a judge's scores, and of leaves in them that are not scores.
-_JUDGES = _words(
+_JUDGES = words(
     """judge judges judgement judgment evaluation evaluations eval evals evaluator review reviews feedback assessment
     grading grade grader metrics scores ratings score rating annotation annotations verdict quality critic rubric"""
 )
-_NO_SCORES = _words(
+_NO_SCORES = words(
     """id ids version confidence weight weights max min maximum minimum threshold count num number index tokens cost
     latency duration seconds time timestamp created updated seed temperature"""
 )
-_OVERALL = _words("""overall total final aggregate overall_score total_score final_score""")
+_OVERALL = words("""overall total final aggregate overall_score total_score final_score""")
 _NAMES, _VALUES = ("name", "metric", "key", "criterion", "dimension"), ("score", "value", "rating", "grade", "result")
 _MAX_LEVELS = 3
 
@@ -154,15 +149,11 @@ def nested_scores(row: Json) -> dict[str, float]:
 def _scores_below(value: Any, path: str, level: int) -> dict[str, float]:
     if isinstance(value, list):
         found: dict[str, float] = {}
-        for item in value if level < _MAX_LEVELS else ():
-            name = (
-                next((item[key] for key in _NAMES if isinstance(item.get(key), str)), None)
-                if isinstance(item, dict)
-                else None
-            )
-            number = None if name is None else next((item[key] for key in _VALUES if key in item), None)
-            if name is not None and read_score(number) is not None:
-                found[f"{path}.{name}"] = read_score(number) or 0.0
+        for item in objects_in(value) if level < _MAX_LEVELS else ():
+            name = next((item[key] for key in _NAMES if isinstance(item.get(key), str)), None)
+            number = read_score(next((item[key] for key in _VALUES if key in item), None))
+            if name is not None and number is not None:
+                found[f"{path}.{name}"] = number
         return found
     if not isinstance(value, dict) or level > _MAX_LEVELS:
         return {}

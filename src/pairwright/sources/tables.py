@@ -244,12 +244,12 @@ def _filled_tables(database: sqlite3.Connection) -> dict[str, list[str]]:
     """Return the columns of each real table that has rows."""
     listed = database.execute("SELECT name, sql FROM sqlite_master WHERE type='table' AND name NOT LIKE 'sqlite_%'")
     names = [row["name"] for row in listed if "VIRTUAL" not in (row["sql"] or "").upper().split("(")[0]]
-    filled = [name for name in names if database.execute(f"SELECT 1 FROM {_quoted(name)} LIMIT 1").fetchone()]
-    return {name: [row["name"] for row in database.execute(f"PRAGMA table_info({_quoted(name)})")] for name in filled}
+    filled = [name for name in names if database.execute(f"SELECT 1 FROM {quoted(name)} LIMIT 1").fetchone()]
+    return {name: [row["name"] for row in database.execute(f"PRAGMA table_info({quoted(name)})")] for name in filled}
 
 
 def _joins_of(database: sqlite3.Connection, table: str, columns: dict[str, list[str]]) -> Iterator[Join]:
-    declared = database.execute(f"PRAGMA foreign_key_list({_quoted(table)})").fetchall()
+    declared = database.execute(f"PRAGMA foreign_key_list({quoted(table)})").fetchall()
     keys = {row["from"]: (row["table"], row["to"] or "id") for row in declared}
     for column in columns[table]:
         for other in columns:
@@ -294,24 +294,24 @@ def _sqlite_rows(database: sqlite3.Connection, source: str | Join | None) -> Ite
                 "with --map records=TABLE, and add the columns of a second one with join=OTHER.id=COLUMN"
             )
         source = filled[0]
-    for row in database.execute(f"SELECT * FROM {_quoted(source)}"):
+    for row in database.execute(f"SELECT * FROM {quoted(source)}"):
         yield {key: plain_value(row[key], 0) for key in row.keys()}  # noqa: SIM118
 
 
 def _joined_rows(database: sqlite3.Connection, join: Join) -> Iterator[Json]:
     """Yield the rows of a left join; columns of the second table are named `OTHER.COLUMN`."""
-    table, other, key = _quoted(join.table), _quoted(join.other), _quoted(join.key)
+    table, other, key = quoted(join.table), quoted(join.other), quoted(join.key)
     if database.execute(f"SELECT 1 FROM {other} GROUP BY {key} HAVING COUNT(*) > 1 LIMIT 1").fetchone():
         raise BadRecord(f"join: {join.other}.{join.key} is not unique, so rows of {join.table} would be repeated")
     columns = [row["name"] for row in database.execute(f"PRAGMA table_info({table})")]
     more = [row["name"] for row in database.execute(f"PRAGMA table_info({other})")]
     names = [*columns, *(f"{join.other}.{name}" for name in more)]
-    query = f"SELECT a.*, b.* FROM {table} a LEFT JOIN {other} b ON b.{key} = a.{_quoted(join.column)} ORDER BY a.rowid"
+    query = f"SELECT a.*, b.* FROM {table} a LEFT JOIN {other} b ON b.{key} = a.{quoted(join.column)} ORDER BY a.rowid"
     for row in database.execute(query):
         yield {name: plain_value(cell, 0) for name, cell in zip(names, tuple(row), strict=True)}
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 

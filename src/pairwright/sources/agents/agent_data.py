@@ -17,6 +17,7 @@ from pairwright.records.messages import Json, Message, ToolCall
 from pairwright.sources.datasets.row_format import RowFormat
 from pairwright.sources.fields import (
     BadRecord,
+    has,
     identifier,
     json_text,
     objects,
@@ -34,10 +35,8 @@ _CLASSES = frozenset(
 
 
 def matches(value: Any) -> bool:
-    content = value.get("content") if isinstance(value, dict) else None
-    return isinstance(content, list) and any(
-        isinstance(step, dict) and isinstance(step.get("class_"), str) and step["class_"] in _CLASSES
-        for step in content
+    return has(value, content=list) and any(
+        has(step, class_=str) and step["class_"] in _CLASSES for step in value["content"]
     )
 
 

@@ -25,6 +25,7 @@ from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import (
     BadRecord,
     filled,
+    has,
     identifier,
     index,
     json_text,
@@ -37,6 +38,7 @@ from pairwright.sources.fields import (
     optional_text,
     text,
     text_at,
+    text_or_none,
 )
 from pairwright.sources.format import Format, Options, Origin, PartOfAnother, Rejected
 from pairwright.sources.shapes.chat_messages import content_from_chat, tools_from_chat
@@ -54,10 +56,7 @@ _FAILED = frozenset({"failed", "error", "timeout", "cancelled"})
 
 
 def matches(value: Any) -> bool:
-    if not isinstance(value, dict) or not isinstance(value.get("steps"), list):
-        return False
-    version = value.get("schema_version")
-    return isinstance(version, str) and version.upper().startswith("ATIF")
+    return has(value, steps=list, schema_version=str) and value["schema_version"].upper().startswith("ATIF")
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
@@ -137,8 +136,9 @@ def _messages(step: Json, where: str) -> list[Message]:
         extra={"is_copied_context": True} if step.get("is_copied_context") is True else {},
     )
     observation = optional_mapping(step.get("observation"), f"{where}.observation")
-    # Ids of failed calls; results only have text.
-    failed = {call.id for call, (_, one) in zip(calls, listed, strict=True) if _status(one) in _FAILED}
+    # Ids of failed calls, if NAT's exporter logged their status; results only have text.
+    statuses = [text_at(call, "extra.invocation.status") for _, call in listed]
+    failed = {call.id for call, status in zip(calls, statuses, strict=True) if status in _FAILED}
     found = optional_objects(observation.get("results"), f"{where}.observation.results")
     entries = [_result(result, calls, failed, place) for place, result in found]
     return [message, *entries]
@@ -166,11 +166,6 @@ def _result(result: Json, calls: list[ToolCall], failed: set[str | None], where:
     return Message("tool", content, tool_call_id=call_id, extra=extra)
 
 
-def _status(call: Json) -> str | None:
-    """Return the status of a call, if logged by NAT's exporter."""
-    return text_at(call, "extra.invocation.status")
-
-
 def _error_kind(position: int, message: Message) -> str | None:
     code = message.extra.get("exit_code", message.extra.get("return_code"))
     # bool is a subclass of int; True is not an exit code.
@@ -184,13 +179,11 @@ def _error_kind(position: int, message: Message) -> str | None:
 def _exception(result: Json, messages: list[Message]) -> list[ErrorSite]:
     """Return an error site at the last message for the exception that ended the trial."""
     raised = result.get("exception_info")
-    if isinstance(raised, dict):
-        kind, description = raised.get("exception_type"), raised.get("exception_message")
-        description = description if isinstance(description, str) else ""
-        error_kind = failure_kind(f"{kind} {description}", "exception")
-        place = len(messages) - 1
-        return [ErrorSite(index=place, kind=error_kind, text=description, meta={"exception_type": kind})]
-    return []
+    if not isinstance(raised, dict):
+        return []
+    kind, description = raised.get("exception_type"), text_or_none(raised.get("exception_message")) or ""
+    error_kind = failure_kind(f"{kind} {description}", "exception")
+    return [ErrorSite(len(messages) - 1, error_kind, description, meta={"exception_type": kind})]
 
 
 def _tokens(steps: list[Json]) -> tuple[Json | None, str | None]:
@@ -262,10 +255,8 @@ def _result_beside(path: Path) -> tuple[Json, str | None]:
 
 
 def matches_result(value: Any) -> bool:
-    if not isinstance(value, dict) or "steps" in value:
-        return False
-    is_trial = "trial_name" in value and "task_name" in value and "agent_info" in value
-    return is_trial or ("n_total_trials" in value and "stats" in value)
+    is_result = has(value, "trial_name", "task_name", "agent_info") or has(value, "n_total_trials", "stats")
+    return is_result and "steps" not in value
 
 
 def read_result(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected | PartOfAnother]:

@@ -29,6 +29,7 @@ from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import (
     BadRecord,
     filled,
+    has,
     identifier,
     index,
     items,
@@ -43,9 +44,11 @@ from pairwright.sources.fields import (
     score,
     text,
     text_at,
+    texts_of,
     value_at,
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.shapes.anthropic import plain_content
 from pairwright.sources.shapes.chat_messages import content_from_chat
 from pairwright.sources.shapes.read_call import read_call
 from pairwright.sources.shapes.read_each import read_each
@@ -147,9 +150,7 @@ def _without_reasoning(parts: list[Json]) -> tuple[str | list[Json] | None, list
             thoughts += [reasoning] if isinstance(reasoning, str) and reasoning else []
         else:
             others.append(part)
-    if len(others) == 1 and others[0].get("type") == "text" and isinstance(others[0].get("text"), str):
-        return str(others[0]["text"]), thoughts
-    return others or None, thoughts
+    return plain_content(others), thoughts
 
 
 NAME = "inspect"
@@ -158,9 +159,9 @@ _CUT_SHORT = ("max_tokens", "model_length")
 
 
 def matches(value: Any) -> bool:
-    if not isinstance(value, dict) or not isinstance(value.get("eval"), dict) or "task" not in value["eval"]:
+    if not has(value, eval=dict) or "task" not in value["eval"]:
         return False
-    return isinstance(value.get("samples"), list) or "sample" in value or ("version" in value and "status" in value)
+    return has(value, samples=list) or "sample" in value or has(value, "version", "status")
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
@@ -262,13 +263,8 @@ def _grade(value: Any) -> float | None:
 
 def _info(sample: Json, header: Json) -> Json:
     """Return the `info` fields of a sample: ids, target, metadata, error, answers and non-numeric scores."""
-    info: Json = {}
-    for key in ("task", "run_id", "eval_id"):
-        if isinstance(header.get(key), str):
-            info[f"eval_{key}" if key == "task" else key] = header[key]
-    for key in ("target", "metadata", "limit"):
-        if sample.get(key):
-            info[key] = sample[key]
+    info = texts_of({**header, "eval_task": header.get("task")}, "eval_task", "run_id", "eval_id")
+    info |= {key: sample[key] for key in ("target", "metadata", "limit") if sample.get(key)}
     error = sample.get("error")
     if error is not None:
         info["error"] = error.get("message") if isinstance(error, dict) else error

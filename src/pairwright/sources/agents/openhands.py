@@ -21,18 +21,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pairwright.errors import RecordError
-from pairwright.records.messages import Json, Message
+from pairwright.records.messages import Json
 from pairwright.sources.agents import openhands_rows
 from pairwright.sources.agents.openhands_events import KINDS, Entry, condensed, entry_of_event
 from pairwright.sources.assemble import Parts, raw_text, split_at_first_answer
 from pairwright.sources.fields import (
     BadRecord,
+    has,
     identifier,
     items,
-    list_or_empty,
     mapping,
-    object_or_empty,
-    optional_items,
     optional_objects,
     score,
     text_at,
@@ -89,7 +87,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
 
 
 def _row(row: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    if isinstance(row, dict) and "messages" not in row and "history" in row:
+    if has(row, "history") and "messages" not in row:
         yield from _experiences(items(row["history"], "history"), row, origin)
     else:
         yield from openhands_rows.read(row, origin, options)
@@ -108,7 +106,7 @@ def _experiences(events: list[Any], row: Json, origin: Origin) -> Iterator[Parts
                 _take(talk, event)
                 continue
             # Before `_end_step`: the remaining context is computed from the step's entries, which are replaced below.
-            remaining = _condense(talk, event)
+            remaining = condensed(talk.entries, event, generated=False)
             has_steps |= talk.num_new > 0
             yield from _end_step(talk, origin)
             if talk.step == MAX_CONDENSATIONS:
@@ -148,16 +146,6 @@ def _take(talk: Conversation, event: Json) -> None:
             if event.get("key") == "full_state" and talk.task is None:
                 talk.task = identifier(value_at(event, "value.id"))
             talk.model = text_at(event, "value.usage_to_metrics.default.model_name") or talk.model
-
-
-def _condense(talk: Conversation, event: Json) -> list[Entry]:
-    """Return the context entries after a condensation."""
-    listed = optional_items(event.get("forgotten_event_ids"), "forgotten_event_ids")
-    forgotten = {event_id for event_id in listed if isinstance(event_id, str)}
-    text = event.get("summary")
-    is_summarized = isinstance(text, str)
-    summary = Message("user", text, generated=False, extra={"is_summary": True}) if is_summarized else None
-    return condensed(talk.entries, forgotten, summary, event.get("summary_offset"))
 
 
 def _end_step(talk: Conversation, origin: Origin) -> Iterator[Parts | Rejected]:
@@ -202,16 +190,12 @@ def _end_step(talk: Conversation, origin: Origin) -> Iterator[Parts | Rejected]:
 
 
 def _is_event(value: Any) -> bool:
-    event = object_or_empty(value)
-    kind = event.get("kind")
-    return isinstance(kind, str) and kind in KINDS and event.get("source") in ("user", "agent", "environment")
+    return has(value, kind=str) and value["kind"] in KINDS and value.get("source") in ("user", "agent", "environment")
 
 
 def _is_row(value: Any) -> bool:
-    is_row = (
-        isinstance(value, dict) and "instance_id" in value and any(map(_is_event, list_or_empty(value.get("history"))))
-    )
-    return is_row or openhands_rows.matches(value)
+    has_events = has(value, "instance_id", history=list) and any(map(_is_event, value["history"]))
+    return has_events or openhands_rows.matches(value)
 
 
 FORMAT = Format(NAME, "file", matches, read, "OpenHands events, rows and request logs")

@@ -1,6 +1,5 @@
 """Events of OpenHands' SDK as messages, and the context that a condensation leaves."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,12 +56,20 @@ class Entry:
         return Entry(as_past(self.message), self.ids, self.response, self.error)
 
 
-def condensed(entries: list[Entry], forgotten: Collection[Any], summary: Message | None, offset: Any) -> list[Entry]:
+def condensed(entries: list[Entry], fields: Json, *, generated: bool | None = None) -> list[Entry]:
     """Return the context after a condensation: the entries without the forgotten events, and the summary."""
+    listed = optional_items(fields.get("forgotten_event_ids"), "forgotten_event_ids")
+    forgotten = {event_id for event_id in listed if isinstance(event_id, int | str)}
+    first, last = fields.get("forgotten_events_start_id"), fields.get("forgotten_events_end_id")
+    # Either a list of ids or an inclusive range.
+    if isinstance(first, int) and isinstance(last, int):
+        ids = {event_id for entry in entries for event_id in entry.ids}
+        forgotten = {event_id for event_id in ids if isinstance(event_id, int) and first <= event_id <= last}
     # A merged message is forgotten if any of its events is.
     remaining = [entry.as_context() for entry in entries if entry.ids.isdisjoint(forgotten)]
-    if summary is not None:
-        place = index(offset)
+    if isinstance(fields.get("summary"), str):
+        place = index(fields.get("summary_offset"))
+        summary = Message("user", fields["summary"], generated=generated, extra={"is_summary": True})
         remaining.insert(len(remaining) if place is None else place, Entry(summary, set()))
     return remaining
 

@@ -23,6 +23,7 @@ from pairwright.sources.assemble import Parts, split_at_first_answer
 from pairwright.sources.fields import (
     BadRecord,
     filled_text,
+    has,
     items,
     json_text,
     list_or_empty,
@@ -96,7 +97,8 @@ def _read_row(row: Json, origin: Origin) -> Iterator[Parts | Rejected]:
             # Without an answer since the last condensation there is nothing to train on.
             if talk.has_answer:
                 yield _experience(talk, row, origin, step)
-            _condense(talk, event)
+            # The forgotten events are replaced by the summary; the remaining messages become context.
+            talk.entries = condensed(talk.entries, {**event, **optional_mapping(event.get("args"), "args")})
             step += 1
         else:
             _take(talk, event, where)
@@ -198,21 +200,6 @@ def _outcome(kind: str, fields: Json) -> Json:
     return {**extra, "is_error": True} if kind == "error" else extra
 
 
-def _condense(talk: Talk, event: Json) -> None:
-    """Replace the forgotten events by the summary; the remaining messages become context."""
-    fields = {**event, **optional_mapping(event.get("args"), "args")}
-    listed = optional_items(fields.get("forgotten_event_ids"), "forgotten_event_ids")
-    forgotten = {event_id for event_id in listed if isinstance(event_id, int | str)}
-    first, last = fields.get("forgotten_events_start_id"), fields.get("forgotten_events_end_id")
-    # Either a list of ids or an inclusive range.
-    if isinstance(first, int) and isinstance(last, int):
-        ids = {event_id for entry in talk.entries for event_id in entry.ids}
-        forgotten = {event_id for event_id in ids if isinstance(event_id, int) and first <= event_id <= last}
-    text = fields.get("summary")
-    summary = Message("user", text, extra={"is_summary": True}) if isinstance(text, str) else None
-    talk.entries = condensed(talk.entries, forgotten, summary, fields.get("summary_offset"))
-
-
 def _error_kind(position: int, message: Message) -> str | None:
     if message.extra.get("is_error") is True:
         return result_error_kind(position, message) or "tool_error"
@@ -229,7 +216,7 @@ def _flat(history: list[Any]) -> list[Any]:
 
 def _is_event(value: Any) -> bool:
     # `kind` marks events of the SDK, `role` chat messages.
-    if not isinstance(value, dict) or "kind" in value or "role" in value:
+    if not has(value) or "kind" in value or "role" in value:
         return False
     kind = value.get("action", value.get("observation"))
     if not isinstance(kind, str):

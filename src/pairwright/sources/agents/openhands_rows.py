@@ -15,6 +15,7 @@ from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import (
     BadRecord,
     filled,
+    has,
     identifier,
     mapping,
     object_or_empty,
@@ -42,15 +43,12 @@ _FAILURES = (
 
 
 def is_row(value: Any) -> bool:
-    row = object_or_empty(value)
-    has_result = "instance_id" in row and ("resolved" in row or "test_result" in row)
-    return has_result and isinstance(row.get("messages"), list)
+    return has(value, "instance_id", messages=list) and ("resolved" in value or "test_result" in value)
 
 
 def is_log(value: Any) -> bool:
-    log = object_or_empty(value)
-    has_choices = isinstance(value_at(log, "response.choices"), list)
-    return has_choices and isinstance(log.get("messages"), list) and ("latency_sec" in log or "cost" in log)
+    has_choices = has(value, messages=list) and has(value.get("response"), choices=list)
+    return has_choices and ("latency_sec" in value or "cost" in value)
 
 
 def matches(value: Any) -> bool:

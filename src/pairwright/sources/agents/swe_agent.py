@@ -24,6 +24,7 @@ from pairwright.sources.fields import (
     BadRecord,
     filled,
     filled_text,
+    has,
     identifier,
     items,
     mapping,
@@ -52,21 +53,19 @@ _MINI_FAILURES = (
 
 def is_mini(value: Any) -> bool:
     """Whether the value is a complete mini-SWE-agent file."""
-    if isinstance(value, dict):
-        form, info = value.get("trajectory_format"), value.get("info")
-        if not isinstance(value.get("messages"), list):
-            return False
-        if isinstance(form, str) and form.startswith("mini-swe-agent"):
-            return True
-        return isinstance(info, dict) and "exit_status" in info and ("submission" in info or "mini_version" in info)
-    return is_plain_list(value)
+    if not has(value, messages=list):
+        return is_plain_list(value)
+    if has(value, trajectory_format=str) and value["trajectory_format"].startswith("mini-swe-agent"):
+        return True
+    info = value.get("info")
+    return has(info, "exit_status") and ("submission" in info or "mini_version" in info)
 
 
 def is_plain_list(value: Any) -> bool:
     """Whether a bare list of messages is from mini-SWE-agent: some observation has its return code tag."""
-    if not isinstance(value, list) or not all(isinstance(turn, dict) and "role" in turn for turn in value):
+    if not isinstance(value, list) or not all(has(turn, "role") for turn in value):
         return False
-    return any(isinstance(turn.get("content"), str) and _RETURN_CODE.match(turn["content"]) for turn in value)
+    return any(has(turn, content=str) and _RETURN_CODE.match(turn["content"]) for turn in value)
 
 
 def messages_of_mini(value: Any, where: str) -> list[Message]:
@@ -125,7 +124,7 @@ def matches(value: Any) -> bool:
     if not isinstance(value, list) or is_plain_list(value):
         return _is_traj(value) or is_mini(value)
     first = value[:100]  # some items may be invalid
-    return 2 * sum(isinstance(item, dict) and (_is_traj(item) or is_mini(item)) for item in first) > len(first)
+    return 2 * sum(has(item) and (_is_traj(item) or is_mini(item)) for item in first) > len(first)
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
@@ -278,16 +277,13 @@ def _scores(row: Json, info: Json) -> tuple[Json, Json]:
 
 
 def _is_traj(value: Any) -> bool:
-    if not isinstance(value, dict):
-        return False
-    if "trajectory" not in value:  # a demonstration has only the history
-        return any("role" in turn and "message_type" in turn for turn in objects_in(value.get("history")))
-    if not isinstance(value["trajectory"], list):
+    if has(value) and "trajectory" not in value:  # a demonstration has only the history
+        return any(has(turn, "role", "message_type") for turn in objects_in(value.get("history")))
+    if not has(value, trajectory=list):
         return False
     steps = value["trajectory"][:5]
-    if not isinstance(value.get("history"), list) and not (steps and isinstance(value.get("info"), dict)):
-        return False
-    return all(isinstance(step, dict) and isinstance(step.get("action"), str) for step in steps)
+    is_whole = has(value, history=list) or (bool(steps) and has(value, info=dict))
+    return is_whole and all(has(step, action=str) for step in steps)
 
 
 FORMAT = Format(NAME, "file", matches, read, "SWE-agent and mini-SWE-agent trajectories")

@@ -15,6 +15,7 @@ from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import (
     BadRecord,
     filled,
+    has,
     identifier,
     index,
     items,
@@ -38,12 +39,9 @@ _ROLES = frozenset({"system", "user", "assistant", "tool"})
 
 
 def matches(value: Any) -> bool:
-    if not isinstance(value, dict):
-        return False
-    runs = value.get("simulations")
-    if isinstance(runs, list) and "tasks" in value:
-        return any(map(_is_run, runs))
-    return _is_run(value) or _is_run(value.get("simulation_run"))
+    if has(value, "tasks", simulations=list):
+        return any(map(_is_run, value["simulations"]))
+    return _is_run(value) or (has(value) and _is_run(value.get("simulation_run")))
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
@@ -90,7 +88,7 @@ def _flat(messages: list[Any]) -> list[Any]:
     """Return the messages; a message with the results of several calls is split into one per result."""
     flat: list[Any] = []
     for message in messages:
-        is_group = isinstance(message, dict) and "tool_messages" in message
+        is_group = has(message, "tool_messages")
         flat += optional_items(message["tool_messages"], "tool_messages") if is_group else [message]
     return flat
 
@@ -131,9 +129,7 @@ def _tool(tool: Json) -> Json:
 
 
 def _is_run(value: Any) -> bool:
-    if not isinstance(value, dict) or "task_id" not in value:
-        return False
-    return "reward_info" in value and ("messages" in value or "ticks" in value)
+    return has(value, "task_id", "reward_info") and ("messages" in value or "ticks" in value)
 
 
 FORMAT = Format(NAME, "record", matches, read, "tau2-bench results")

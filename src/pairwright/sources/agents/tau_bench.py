@@ -5,13 +5,13 @@ turns of the simulated user stay in the completion, not generated. `info` is kep
 """
 
 from pairwright.sources.datasets.row_format import RowFormat
-from pairwright.sources.fields import index, optional_mapping
+from pairwright.sources.fields import has, index, optional_mapping
 from pairwright.sources.shapes.chat_messages import messages_from_chat
 
 FORMAT = RowFormat(
     "tau-bench",
     "tau-bench results",
-    lambda value: isinstance(value, dict) and "traj" in value and "task_id" in value,
+    lambda value: has(value, "traj", "task_id"),
     lambda row: [
         {
             "messages": messages_from_chat(row.get("traj"), "traj"),

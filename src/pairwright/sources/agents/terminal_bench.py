@@ -15,7 +15,7 @@ from typing import Any
 
 from pairwright.records.messages import ErrorSite, Json, Message
 from pairwright.sources.assemble import Parts, split_at_first_answer
-from pairwright.sources.fields import BadRecord, identifier, mapping, object_or_empty, score
+from pairwright.sources.fields import BadRecord, has, identifier, mapping, object_or_empty, score, texts_of
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.tool_errors import failure_kind
 from pairwright.sources.shapes.traces import run_of
@@ -27,7 +27,7 @@ _NO_FAILURE = frozenset({"unset", "none"})
 
 
 def matches(value: Any) -> bool:
-    return isinstance(value, dict) and "is_resolved" in value and "trial_name" in value and "task_id" in value
+    return has(value, "is_resolved", "trial_name", "task_id")
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
@@ -38,7 +38,6 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     if not completion:
         raise BadRecord("a trial whose agent logged no turns (agent-logs/episode-0): nothing but its result is known")
     components = _components(result)
-    names = ("trial_name", "failure_mode", "id")
     yield Parts(
         NAME,
         origin,
@@ -49,7 +48,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
         reward=score(components.get("is_resolved")),
         reward_components=components,
         errors=_errors(result, messages),
-        info={key: result[key] for key in names if isinstance(result.get(key), str)},
+        info=texts_of(result, "trial_name", "failure_mode", "id"),
         metrics={key: result[key] for key in result if key.startswith("total_") and score(result[key]) is not None},
     )
 

@@ -27,6 +27,7 @@ from pairwright.sources.datasets.preference_rows import answer_from, conversatio
 from pairwright.sources.datasets.row_names import TIES, speaker_role
 from pairwright.sources.fields import (
     BadRecord,
+    has,
     list_or_empty,
     mapping,
     object_or_empty,
@@ -52,19 +53,17 @@ Votes = dict[str, list[Any]]
 
 
 def matches_argilla(value: Any) -> bool:
-    if not isinstance(value, dict):
+    if not has(value):
         return False
-    if isinstance(value.get("fields"), dict):
-        return isinstance(value.get("responses"), dict | list) or isinstance(value.get("suggestions"), dict | list)
-    flat = any(key.endswith((".responses", ".suggestion")) for key in value if isinstance(key, str))
+    if has(value, fields=dict):
+        return has(value, responses=dict | list) or has(value, suggestions=dict | list)
+    flat = any(key.endswith((".responses", ".suggestion")) for key in value)
     # Many tables have columns with such names, so an answer is required, too.
     return flat and bool(_answers(value))
 
 
 def matches_label_studio(value: Any) -> bool:
-    return (
-        isinstance(value, dict) and isinstance(value.get("data"), dict) and isinstance(value.get("annotations"), list)
-    )
+    return has(value, data=dict, annotations=list)
 
 
 def read_argilla(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
@@ -181,7 +180,6 @@ def _read(name: str, origin: Origin, fields: Json, votes: Votes, info: Json) -> 
         yield Parts(
             name,
             origin,
-            task=None,
             # Each candidate is a separate run; 16 run numbers are reserved per record.
             run=origin.ordinal * 16 + number if len(keys) > 1 else None,
             prompt=prompt,

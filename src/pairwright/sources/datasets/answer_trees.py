@@ -13,7 +13,7 @@ from typing import Any
 
 from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts
-from pairwright.sources.fields import BadRecord, items, mapping, optional_items, score, small_fields, text
+from pairwright.sources.fields import BadRecord, has, mapping, objects, optional_items, score, small_fields, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.roles import role_of
 
@@ -24,10 +24,7 @@ _READ_OF_MESSAGE = frozenset({"text", "role", "replies"})
 
 
 def matches_oasst(value: Any) -> bool:
-    if not isinstance(value, dict) or "message_tree_id" not in value:
-        return False
-    root = value.get("prompt")
-    return isinstance(root, dict) and isinstance(root.get("replies"), list)
+    return has(value, "message_tree_id") and has(value.get("prompt"), replies=list)
 
 
 def read_oasst(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
@@ -63,8 +60,7 @@ def read_oasst(value: Any, origin: Origin, options: Options) -> Iterator[Parts |
 
 
 def matches_prm800k(value: Any) -> bool:
-    question, label = (value.get("question"), value.get("label")) if isinstance(value, dict) else (None, None)
-    return isinstance(question, dict) and "problem" in question and isinstance(label, dict) and "steps" in label
+    return has(value) and has(value.get("question"), "problem") and has(value.get("label"), "steps")
 
 
 def read_prm800k(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
@@ -74,8 +70,7 @@ def read_prm800k(value: Any, origin: Origin, options: Options) -> Iterator[Parts
     prompt = [Message("user", text(question.get("problem"), "question.problem"))]
     done: list[str] = []
     number = 0
-    for position, item in enumerate(items(label.get("steps"), "label.steps")):
-        step = mapping(item, f"label.steps[{position}]")
+    for position, (_, step) in enumerate(objects(label.get("steps"), "label.steps")):
         alternatives = [mapping(one, "completions") for one in optional_items(step.get("completions"), "completions")]
         for answer in alternatives:
             yield Parts(

@@ -16,14 +16,26 @@ from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts
 from pairwright.sources.datasets.row_format import RowFormat
 from pairwright.sources.datasets.rows import read_turns
-from pairwright.sources.fields import BadRecord, identifier, items, mapping, score, small_fields, text
+from pairwright.sources.fields import (
+    BadRecord,
+    filled,
+    has,
+    identifier,
+    items,
+    mapping,
+    objects_in,
+    score,
+    small_fields,
+    text,
+    text_or_none,
+)
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.score_values import read_score
 from pairwright.sources.shapes.any_messages import decode_json_text
+from pairwright.sources.shapes.read_each import read_each
 from pairwright.sources.shapes.traces import pick_reward
 
 PROMPTFOO, OPENAI_EVALS = "promptfoo", "openai-evals"
-_ITEM = "eval.run.output_item"
 _EVENTS = ("sampling", "match", "metrics", "raw_sample")
 
 
@@ -34,10 +46,6 @@ def _prompt(value: Any, where: str) -> list[Message]:
 
 
 # lm-evaluation-harness
-
-
-def is_lm_eval(value: Any) -> bool:
-    return isinstance(value, dict) and {"doc_id", "arguments", "filtered_resps"} <= value.keys()
 
 
 _LM_EVAL = frozenset({"arguments", "resps", "filtered_resps", "doc", "doc_id"})
@@ -60,8 +68,7 @@ def _take_lm_eval(row: Json) -> Iterator[Json]:
     prompt = _prompt(asked[0] if isinstance(asked, list) and len(asked) == 1 else asked, "arguments")
     metrics = row.get("metrics")
     names = metrics if isinstance(metrics, list) else [name for name in row if name not in _LM_EVAL]
-    numbers = {name: score(row.get(name)) for name in names if isinstance(name, str)}
-    components = {name: number for name, number in numbers.items() if number is not None}
+    components = filled({name: score(row.get(name)) for name in names if isinstance(name, str)})
     for answer in answers:
         yield {
             "task": identifier(row.get("doc_id")),
@@ -77,24 +84,20 @@ def _take_lm_eval(row: Json) -> Iterator[Json]:
 # promptfoo
 
 
-def is_promptfoo(value: Any) -> bool:
-    return bool(_promptfoo_rows(value))
-
-
 def _promptfoo_rows(value: Any) -> list[Json]:
     results = value.get("results") if isinstance(value, dict) else None
     inner = results.get("results") if isinstance(results, dict) else results
     rows = inner if isinstance(inner, list) else [value]
-    return [row for row in rows if isinstance(row, dict) and {"response", "vars", "success"} <= row.keys()]
+    return [row for row in rows if has(row, "response", "vars", "success")]
 
 
 def read_promptfoo(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield an experience for each answer of a provider; rows without an answer are rejected with their error."""
-    for number, row in enumerate(_promptfoo_rows(value)):
-        try:
-            yield _promptfoo_row(row, origin.at(origin.line, origin.ordinal + number))
-        except (BadRecord, RecordError) as error:
-            yield Rejected(origin.file, origin.line, f"results[{number}]: {error}", PROMPTFOO)
+
+    def read_row(row: Json, number: int) -> list[Parts]:
+        return [_promptfoo_row(row, origin.at(origin.line, origin.ordinal + number))]
+
+    yield from read_each(PROMPTFOO, origin, _promptfoo_rows(value), "results", read_row)
 
 
 def _promptfoo_row(row: Json, origin: Origin) -> Parts:
@@ -118,9 +121,9 @@ def _promptfoo_row(row: Json, origin: Origin) -> Parts:
         prompt=_prompt(raw, "prompt.raw"),
         completion=_answer(output),
         reward=read_score(chosen),
-        reward_components={name: number for name, number in components.items() if number is not None} or None,
+        reward_components=filled(components) or None,
         info=small_fields(row, frozenset({"response", "prompt", "score", "namedScores", "provider"})),
-        model_version=model if isinstance(model, str) else None,
+        model_version=text_or_none(model),
     )
 
 
@@ -131,16 +134,11 @@ def _answer(output: Any) -> list[Message]:
     return read_turns([{"role": "assistant", **mapping(turn, "response.output")}], "response.output")
 
 
-def is_openai_item(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("object") == _ITEM
-
-
 def _take_openai_item(row: Json) -> Iterator[Json]:
     """Yield the record of an output item; its reward is the score of its only grader, or of the named one."""
     sample = mapping(row.get("sample"), "sample")
     results = [one for one in items(row.get("results", []), "results") if isinstance(one, dict)]
-    scores = {str(one.get("name", number)): _grade(one) for number, one in enumerate(results)}
-    components = {name: number for name, number in scores.items() if number is not None}
+    components = filled({str(one.get("name", number)): _grade(one) for number, one in enumerate(results)})
     reward = pick_reward(components, None)
     if reward is None and len(components) > 1:
         reward = read_score(row.get("status"))  # "pass" if all graders passed
@@ -150,7 +148,7 @@ def _take_openai_item(row: Json) -> Iterator[Json]:
         "completion": read_turns(sample.get("output"), "sample.output"),
         "reward": reward,
         "reward_components": components if len(components) > 1 else None,
-        "model_version": sample["model"] if isinstance(sample.get("model"), str) else None,
+        "model_version": text_or_none(sample.get("model")),
     }
 
 
@@ -160,17 +158,14 @@ def _grade(result: Json) -> float | None:
 
 
 def is_openai_log(value: Any) -> bool:
-    if not isinstance(value, list):
-        return False
-    events = [event for event in value if isinstance(event, dict) and event.get("type") in _EVENTS]
-    return any(isinstance(event.get("data"), dict) and "sample_id" in event for event in events)
+    return any(event.get("type") in _EVENTS and has(event, "sample_id", data=dict) for event in objects_in(value))
 
 
 def read_openai_log(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield an experience for each sampling event, scored by the events of the same sample."""
     by_sample: dict[Any, list[Json]] = {}
     for event in items(value, "events"):
-        if isinstance(event, dict) and isinstance(event.get("data"), dict):
+        if has(event, data=dict):
             by_sample.setdefault(identifier(event.get("sample_id")), []).append(event)
     for number, (sample, events) in enumerate(by_sample.items()):
         sampled = [event["data"] for event in events if event.get("type") == "sampling"]
@@ -200,13 +195,20 @@ def read_openai_log(value: Any, origin: Origin, options: Options) -> Iterator[Pa
 
 
 LM_EVAL_FORMAT = RowFormat(
-    "lm-eval", "Samples of lm-evaluation-harness", is_lm_eval, _take_lm_eval, _LM_EVAL, has_system=False
+    "lm-eval",
+    "Samples of lm-evaluation-harness",
+    lambda value: has(value, "doc_id", "arguments", "filtered_resps"),
+    _take_lm_eval,
+    _LM_EVAL,
+    has_system=False,
 ).format
-PROMPTFOO_FORMAT = Format(PROMPTFOO, "record", is_promptfoo, read_promptfoo, "promptfoo results")
+PROMPTFOO_FORMAT = Format(
+    PROMPTFOO, "record", lambda value: bool(_promptfoo_rows(value)), read_promptfoo, "promptfoo results"
+)
 OPENAI_ITEM_FORMAT = RowFormat(
     OPENAI_EVALS,
     "OpenAI eval items and logs",
-    is_openai_item,
+    lambda value: has(value) and value.get("object") == "eval.run.output_item",
     _take_openai_item,
     frozenset({"sample", "results", "datasource_item_id"}),
 ).format

@@ -116,10 +116,6 @@ def read(value: Any, origin: Origin, options: Options, name: str = NAME) -> Iter
             yield Rejected(origin.file, line, f"{where}{error}", name)
 
 
-def _read_transcript(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    return read(value, origin, options, "openai-chat")
-
-
 def _read_conversation(
     name: str, conversation: int | str | None, branch: int, rows: list[Json], origin: Origin, options: Options
 ) -> Parts:
@@ -391,7 +387,7 @@ TRANSCRIPT_FORMAT = Format(
     "openai-chat",
     "file",
     matches_transcript,
-    _read_transcript,
+    lambda value, origin, options: read(value, origin, options, "openai-chat"),
     "messages of one conversation, one a line",
     is_general=True,
 )

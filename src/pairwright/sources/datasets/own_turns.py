@@ -14,7 +14,7 @@ from typing import Any
 from pairwright.records.messages import Json
 from pairwright.sources.datasets.row_names import plain_name, speaker_role
 from pairwright.sources.field_map import FieldMap, parse_path, value_at_path
-from pairwright.sources.fields import BadRecord, json_text, kind_of, mapping
+from pairwright.sources.fields import BadRecord, json_text, kind_of, mapping, words
 from pairwright.sources.shapes.any_messages import decode_json_text
 
 # A label at the start of a line: "Customer:", "[10:02] Agent:", "**Bot**:", "お客様："
@@ -26,12 +26,8 @@ _INPUTS = ("action_input", "tool_input", "arguments", "args", "action_args", "pa
 _RESULTS = ("observation", "observations", "result", "tool_output", "tool_result", "output", "action_output")
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
 # Actions that end a run: their input is the answer.
-_ENDS = _words("""finish final final_answer answer submit done end respond reply complete stop return finalanswer""")
+_ENDS = words("""finish final final_answer answer submit done end respond reply complete stop return finalanswer""")
 
 
 def transcript_turns(text: str, roles: dict[str, str]) -> list[Json] | None:

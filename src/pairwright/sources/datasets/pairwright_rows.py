@@ -20,7 +20,7 @@ from pairwright.records.arrays import Array, dtype_name, dtype_named
 from pairwright.records.experience import ARRAYS, Experience, Side
 from pairwright.records.json_text import encode, from_json, to_json
 from pairwright.records.messages import Json
-from pairwright.sources.fields import BadRecord, mapping
+from pairwright.sources.fields import BadRecord, has, mapping
 from pairwright.sources.format import Format, Options, Origin, Rejected
 
 NAME = "pairwright"
@@ -32,12 +32,7 @@ _TYPES = {kind: {field.name: field.type for field in msgspec.structs.fields(kind
 
 
 def matches(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and isinstance(value.get("uid"), str)
-        and isinstance(value.get("eid"), list)
-        and value.get("kind") in _KINDS
-    )
+    return has(value, uid=str, eid=list) and value.get("kind") in _KINDS
 
 
 def experience_to_json(exp: Experience) -> Json:
@@ -99,7 +94,10 @@ def _fields_from_json(row: Json, kind: type[Experience | Side], prefix: str) -> 
         elif name in _OPEN_JSON:
             fields[name] = from_json(encode(item))
         else:
-            fields[name] = _convert_value(item, types[name], where)
+            try:
+                fields[name] = msgspec.convert(item, types[name])
+            except msgspec.ValidationError as error:
+                raise BadRecord(f"{where}: {error}") from None
     return fields
 
 
@@ -141,13 +139,6 @@ def _from_values(fields: Json) -> Array:
         raise ValueError(f"values that are not numbers of {dtype}")
     array: Array = np.array(values, dtype)
     return array
-
-
-def _convert_value(value: Any, kind: Any, where: str) -> Any:
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        raise BadRecord(f"{where}: {error}") from None
 
 
 def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:

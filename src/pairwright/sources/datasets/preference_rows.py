@@ -10,7 +10,7 @@ from typing import Any
 from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts
 from pairwright.sources.datasets.row_names import system_of
-from pairwright.sources.fields import BadRecord, kind_of, score
+from pairwright.sources.fields import BadRecord, has, kind_of, score
 from pairwright.sources.format import Origin
 from pairwright.sources.shapes.chat_messages import message_from_chat, messages_from_chat
 from pairwright.sources.shapes.row_fields import task_of, tools_of
@@ -75,7 +75,7 @@ def answer_from(value: Any, where: str) -> list[Message]:
 
 def is_preference_row(value: Any) -> bool:
     """Whether a row has a prompt and two answers, under the keys shared by TRL, NeMo RL and Trinity."""
-    return isinstance(value, dict) and all(key in value for key in ("prompt", "chosen", "rejected"))
+    return has(value, "prompt", "chosen", "rejected")
 
 
 def conversations_from(

@@ -45,16 +45,19 @@ from pairwright.sources.datasets.row_format import RowFormat
 from pairwright.sources.datasets.row_names import SYSTEMS, system_of
 from pairwright.sources.fields import (
     BadRecord,
+    has,
     identifier,
     items,
     json_text,
     json_value,
     mapping,
     object_or_empty,
+    objects,
     optional_text,
     score,
     small_fields,
     text,
+    text_or_none,
 )
 from pairwright.sources.shapes.chat_messages import messages_from_chat
 from pairwright.sources.shapes.row_fields import REWARD_KEYS, task_of, tools_of
@@ -89,7 +92,7 @@ def _take_openai(row: Json) -> Iterator[Json]:
 OPENAI_PREFERENCE = RowFormat(
     "openai-preference",
     "OpenAI preference fine-tuning data",
-    lambda value: isinstance(value, dict) and value.keys() >= _OPENAI,
+    lambda value: has(value, *_OPENAI),
     _take_openai,
     _OPENAI,
 )
@@ -106,7 +109,7 @@ def _take_customizer(row: Json) -> Iterator[Json]:
 CUSTOMIZER = RowFormat(
     "customizer",
     "NeMo Customizer preference data",
-    lambda value: isinstance(value, dict) and value.keys() >= _CUSTOMIZER,
+    lambda value: has(value, *_CUSTOMIZER),
     _take_customizer,
     _CUSTOMIZER | SCORES | {"tools", *SYSTEMS},
     matches_named=lambda value: True,
@@ -118,14 +121,9 @@ _GUIDE_REWARDS = frozenset({"reward_gap", "chosen_reward", "rejected_reward"})
 def _is_nemo_rl(value: Any) -> bool:
     if is_preference_row(value) and value.keys() >= _GUIDE_REWARDS:
         return isinstance(value["prompt"], str)
-    if not isinstance(value, dict) or not isinstance(value.get("context"), str | list):
+    if not has(value, context=str | list, completions=list) or not value["completions"]:
         return False
-    listed = value.get("completions")
-    return (
-        isinstance(listed, list)
-        and bool(listed)
-        and all(isinstance(item, dict) and item.keys() >= {"rank", "completion"} for item in listed)
-    )
+    return all(has(item, "rank", "completion") for item in value["completions"])
 
 
 def _take_nemo_rl(row: Json) -> Iterator[Json]:
@@ -138,9 +136,7 @@ def _take_nemo_rl(row: Json) -> Iterator[Json]:
         "task": task_of({key: item for key, item in row.items() if key != "task_name"}),
     }
     ranked: list[tuple[float, Json]] = []
-    for number, item in enumerate(items(row["completions"], "completions")):
-        where = f"completions[{number}]"
-        item = mapping(item, where)
+    for where, item in objects(row["completions"], "completions"):
         rank = score(item.get("rank"))
         # NaN (the only number unequal to itself) cannot be ranked.
         if rank is None or rank != rank:
@@ -179,20 +175,17 @@ _TIE = 1.5
 
 
 def _is_alpaca_eval(value: Any) -> bool:
-    if not isinstance(value, dict) or not isinstance(value.get("instruction"), str):
-        return False
-    if isinstance(value.get("output_1"), str) and isinstance(value.get("output_2"), str):
+    if has(value, instruction=str, output_1=str, output_2=str):
         return "preference" in value
-    return isinstance(value.get("output"), str) and isinstance(value.get("generator"), str)
+    return has(value, instruction=str, output=str, generator=str)
 
 
 def _take_alpaca_eval(row: Json) -> Iterator[Json]:
     instruction, more = text(row.get("instruction"), "instruction"), optional_text(row.get("input"), "input")
     prompt = [Message("user", f"{instruction}\n{more}" if more else instruction)]
     if "output_1" not in row:
-        model = row.get("generator")
         answer = answer_from(row.get("output"), "output")
-        yield {"prompt": prompt, "completion": answer, "model_version": model if isinstance(model, str) else None}
+        yield {"prompt": prompt, "completion": answer, "model_version": text_or_none(row.get("generator"))}
         return
     preference = score(row.get("preference"))
     if preference is None or preference != preference:
@@ -253,7 +246,7 @@ def _take_ultrafeedback(row: Json) -> Iterator[Json]:
         response = next(
             (answer[key] for key in ("response", "completion", "text") if answer.get(key) is not None), None
         )
-        model, components = answer.get("model"), _components(answer)
+        components = _components(answer)
         yield {
             "task": identifier(row.get("prompt_hash")) or task_of(row),
             "run": number,
@@ -263,7 +256,7 @@ def _take_ultrafeedback(row: Json) -> Iterator[Json]:
             "reward": next((components[key] for key in _SCORES if key in components), None),
             "reward_components": components,
             "info": small_fields(answer, _READ_OF_ANSWER),
-            "model_version": model if isinstance(model, str) else None,
+            "model_version": text_or_none(answer.get("model")),
         }
 
 
@@ -330,24 +323,20 @@ _TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean
 
 
 def _is_xlam(value: Any) -> bool:
-    if not isinstance(value, dict) or not value.keys() >= _XLAM or not isinstance(value["query"], str):
+    if not has(value, *_XLAM, query=str):
         return False
     try:
         listed = [json_value(value[key], key) for key in ("answers", "tools")]
     except BadRecord:
         return False
-    return all(
-        isinstance(one, list) and bool(one) and all(isinstance(item, dict) and "name" in item for item in one)
-        for one in listed
-    )
+    return all(isinstance(one, list) and bool(one) and all(has(item, "name") for item in one) for one in listed)
 
 
 def _take_xlam(row: Json) -> Iterator[Json]:
     calls = []
-    for number, item in enumerate(items(json_value(row.get("answers"), "answers"), "answers")):
-        call = mapping(item, f"answers[{number}]")
-        name, arguments = text(call.get("name"), f"answers[{number}].name"), call.get("arguments", {})
-        calls.append(ToolCall(name, json_text(arguments), f"call_{number}"))
+    for number, (where, call) in enumerate(objects(json_value(row.get("answers"), "answers"), "answers")):
+        arguments = json_text(call.get("arguments", {}))
+        calls.append(ToolCall(text(call.get("name"), f"{where}.name"), arguments, f"call_{number}"))
     tools = [mapping(tool, "tools") for tool in items(json_value(row.get("tools"), "tools"), "tools")]
     yield {
         "prompt": [Message("user", text(row.get("query"), "query"))],
@@ -366,7 +355,7 @@ def _schema(tool: Json) -> Json:
 
 
 def _property(item: Any) -> Any:
-    if not isinstance(item, dict) or not isinstance(item.get("type"), str):
+    if not has(item, type=str):
         return item
     kind = item["type"].partition(",")[0].strip()  # "str, optional"
     return {**item, "type": _TYPES.get(kind, kind)}

@@ -41,7 +41,7 @@ from pairwright.sources.datasets.row_names import (
     singular,
     words_of,
 )
-from pairwright.sources.fields import BadRecord, score
+from pairwright.sources.fields import BadRecord, has, score
 from pairwright.sources.score_values import read_score
 from pairwright.sources.shapes.any_messages import decode_json_text
 
@@ -174,7 +174,7 @@ def find_prompt(row: Json, used: set[str]) -> tuple[str | None, Any, str | None]
     ranks = {key: rank for key in asked if (rank := prompt_rank(plain_name(key))) is not None}
     keys = [key for key in ranks if ranks[key] == min(ranks.values())]
     if len(keys) > 1:  # `user` beside a question may be an id
-        keys = [key for key in keys if plain_name(key) not in ASKERS or not _is_id(row[key])]
+        keys = [key for key in keys if plain_name(key) not in ASKERS or not _ID.fullmatch(str(row[key]))]
     context = next(
         (key for key in row if plain_name(key) in CONTEXTS and key not in used and _is_filled(row[key])), None
     )
@@ -559,7 +559,7 @@ def _named_preference(value: str, key: str, answers: tuple[Answer, ...], way_out
 def turns_in(value: Any) -> list[Any] | None:
     """Return the turns of a value: a list of them, {messages: [...]}, or JSON text of either; None if it has none."""
     value = decode_json_text(value)
-    if isinstance(value, dict) and isinstance(value.get("messages"), list):
+    if has(value, messages=list):
         value = value["messages"]
     return value if is_turns(value) else None
 
@@ -606,22 +606,17 @@ def exchange_in(item: Any) -> tuple[str, str] | None:
 
 
 def _is_turn(item: Any) -> bool:
-    if not isinstance(item, dict):
+    if not has(item):
         return False
-    if isinstance(item.get("role"), str) and len(item) > 1:
+    if (has(item, role=str) and len(item) > 1) or has(item, "value", **{"from": str}):
         return True
-    if isinstance(item.get("from"), str) and "value" in item:
-        return True
-    if isinstance(item.get("type"), str) and ("content" in item or "kwargs" in item or item["type"] in _ITEMS):
+    if has(item, type=str) and ("content" in item or "kwargs" in item or item["type"] in _ITEMS):
         return True
     # {"human": ..., "assistant": ...} or {"q": ..., "a": ...}: one exchange.
-    return len(item) > 1 and all(_role_of_key(key) and isinstance(text, str) for key, text in item.items())
+    return len(item) > 1 and all(plain_name(key) in SPEAKERS and isinstance(text, str) for key, text in item.items())
 
 
-def _role_of_key(key: Any) -> str | None:
-    return SPEAKERS.get(plain_name(key))
-
-
+_CONTENT_PARTS = ("text", "output_text", "image_url", "tool_use", "thinking")
 _ITEMS = frozenset({"function_call", "function_call_output", "reasoning"})
 
 
@@ -648,13 +643,9 @@ def _is_answer(value: Any) -> bool:
 def _is_candidates(value: Any) -> bool:
     """Whether a value is several answers: a list that is neither a conversation nor the parts of one message."""
     value = decode_json_text(value)
-    if isinstance(value, list):
-        return bool(value) and not is_turns(value) and not all(_is_content_part(item) for item in value)
-    return False
-
-
-def _is_content_part(item: Any) -> bool:
-    return isinstance(item, dict) and item.get("type") in ("text", "output_text", "image_url", "tool_use", "thinking")
+    if not isinstance(value, list) or not value or is_turns(value):
+        return False
+    return not all(has(item) and item.get("type") in _CONTENT_PARTS for item in value)
 
 
 def is_answer_name(key: str) -> bool:
@@ -673,10 +664,6 @@ def _is_list_name(name: str) -> bool:
 
 def _is_filled(value: Any) -> bool:
     return value not in (None, "", [], {}) and isinstance(value, str | list | dict)
-
-
-def _is_id(value: Any) -> bool:
-    return isinstance(value, str) and _ID.fullmatch(value) is not None
 
 
 def _can_be_prompt(value: Any) -> bool:

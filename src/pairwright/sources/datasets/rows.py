@@ -50,7 +50,7 @@ from pairwright.sources.datasets.row_names import (
 )
 from pairwright.sources.datasets.sharegpt import turns_of_values
 from pairwright.sources.field_map import NO_MAP, REQUIRED, FieldMap, parse_map, remove_paths
-from pairwright.sources.fields import BadRecord, index, items, kind_of, mapping, score, small_fields
+from pairwright.sources.fields import BadRecord, has, index, items, kind_of, mapping, score, small_fields
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.roles import SYNONYMS
 from pairwright.sources.score_values import nested_scores, read_score
@@ -207,23 +207,12 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
 
 # The user's map: renames the fields of a row to the usual names.
 
-# Target of a map -> usual name; lists of completions or rewards use the plural.
-_USUAL_NAMES = {
-    "prompt": "prompt",
-    "messages": "messages",
-    "completion": "completion",
-    "chosen": "chosen",
-    "rejected": "rejected",
-    "chosen_reward": "score_chosen",
-    "rejected_reward": "score_rejected",
-    "reward": "reward",
-    "system": "system",
-    "tools": "tools",
-    "task": "task_id",
-    "run": "run",
-    "model": "model",
-}
-
+# Targets of a map in the order of their fields, and usual names that differ; lists of completions use the plural.
+_TARGETS = (
+    *("prompt", "messages", "completion", "chosen", "rejected", "chosen_reward", "rejected_reward", "reward"),
+    *("system", "tools", "task", "run", "model"),
+)
+_USUAL_NAMES = {"chosen_reward": "score_chosen", "rejected_reward": "score_rejected", "task": "task_id"}
 
 # Public datasets whose names usually mean something else: (fields that identify the dataset, its map)
 _KNOWN_MAPS = (
@@ -234,19 +223,16 @@ _KNOWN_MAPS = (
 )
 
 
-def known_map(row: Json) -> FieldMap:
-    """Return the map of a public dataset recognized by its fields; an empty map for other rows."""
-    return next((fields for names, fields in _KNOWN_MAPS if names <= row.keys()), NO_MAP)
-
-
 def apply_map(row: Json, fields: FieldMap) -> tuple[Json, Json]:
     """Return a row with the mapped fields under their usual names, and the rest of the row."""
-    fields = fields if fields.names_fields else known_map(row)
+    if not fields.names_fields:
+        fields = next((known for names, known in _KNOWN_MAPS if names <= row.keys()), NO_MAP)
     if not fields:
         return row, row
     rest = remove_paths(row, fields.paths())
     renamed: Json = {key: value for key, value in rest.items() if not _is_replaced(key, fields)}
-    for target, name in _USUAL_NAMES.items():
+    for target in _TARGETS:
+        name = _USUAL_NAMES.get(target, target)
         if target not in fields:
             continue
         if target in ("completion", "reward", "chosen_reward", "rejected_reward"):
@@ -548,13 +534,9 @@ def records_in(document: Any) -> list[Any]:
     if len(parts) > 1 and all(isinstance(part, dict) for part in parts):
         return parts if all(part.keys() == parts[0].keys() and matches(part) for part in parts) else []
     lists = [part for part in parts if isinstance(part, list) and part and isinstance(part[0], dict)]
-    found = [list(map(_inner, part)) for part in lists]
+    found = [[item["row"] if has(item, "row_idx", "row") else item for item in part] for part in lists]
     found = [rows for rows in found if matches(rows[0])]
     return found[0] if len(found) == 1 else []
-
-
-def _inner(item: Any) -> Any:
-    return item["row"] if isinstance(item, dict) and "row_idx" in item and "row" in item else item
 
 
 def _read_document(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:

@@ -16,7 +16,7 @@ from pairwright.records.messages import Json, Message, ToolCall
 from pairwright.sources.datasets.preference_rows import SCORES, split_sides
 from pairwright.sources.datasets.row_format import RowFormat
 from pairwright.sources.datasets.row_names import SYSTEMS
-from pairwright.sources.fields import BadRecord, items, json_text, mapping, text
+from pairwright.sources.fields import BadRecord, has, json_text, objects, text
 from pairwright.sources.roles import SYNONYMS, calls_of_text
 from pairwright.sources.shapes.chat_messages import is_left_out, read_weight
 
@@ -45,9 +45,8 @@ def turns_of_values(value: Any, where: str, *, num_calls: int = 0) -> list[Messa
     """Convert `{from, value}` turns to messages; numbering of calls starts at `num_calls`."""
     calls = _Calls(num_calls)
     messages: list[Message] = []
-    for number, turn in enumerate(items(value, where)):
-        turn = mapping(turn, f"{where}[{number}]")
-        speaker = text(turn.get("from", turn.get("role")), f"{where}[{number}].from")
+    for place, turn in objects(value, where):
+        speaker = text(turn.get("from", turn.get("role")), f"{place}.from")
         value_text = turn.get("value", turn.get("content"))
         content = None if value_text is None else json_text(value_text)
         role = SYNONYMS.get(speaker.lower(), speaker.lower())
@@ -71,9 +70,7 @@ def turns_of_parts(value: Any, where: str) -> list[Message]:
     """Convert `{role, content: [{type, value}], loss_weight}` turns to messages."""
     calls = _Calls(0)
     messages: list[Message] = []
-    for number, turn in enumerate(items(value, where)):
-        path = f"{where}[{number}]"
-        turn = mapping(turn, path)
+    for path, turn in objects(value, where):
         role = text(turn.get("role"), f"{path}.role")
         content, reasoning, calls_in_parts = _parts(turn.get("content"), f"{path}.content")
         messages.append(
@@ -97,8 +94,7 @@ def _parts(value: Any, where: str) -> tuple[str | list[Json] | None, str | None,
     content: list[Json] = []
     reasoning: list[str] = []
     calls: list[ToolCall] = []
-    for number, part in enumerate(items(value, where)):
-        part = mapping(part, f"{where}[{number}]")
+    for place, part in objects(value, where):
         kind, part_value = part.get("type"), part.get("value")
         parsed = calls_of_text(json_text(part_value)) if kind == "tool_call" else None
         if parsed is not None:
@@ -110,7 +106,7 @@ def _parts(value: Any, where: str) -> tuple[str | list[Json] | None, str | None,
         elif isinstance(kind, str):
             content.append(part)
         else:
-            raise BadRecord(f"{where}[{number}]: a part without a type")
+            raise BadRecord(f"{place}: a part without a type")
     thought = "\n".join(reasoning) if reasoning else None
     if len(content) == 1 and content[0].keys() == {"type", "text"}:
         return content[0]["text"], thought, calls
@@ -124,13 +120,10 @@ _READ = frozenset(
 
 
 def matches(value: Any) -> bool:
-    if not isinstance(value, dict):
-        return False
-    turns = value.get("conversations")
-    if isinstance(turns, list) and turns:
-        return all(isinstance(turn, dict) and "from" in turn and "value" in turn for turn in turns)
+    if has(value, conversations=list) and value["conversations"]:
+        return all(has(turn, "from", "value") for turn in value["conversations"])
     for key in ("messages", "chosen_messages"):
-        if isinstance(value.get(key), list) and value[key]:
+        if has(value, **{key: list}) and value[key]:
             return all(map(_has_parts, value[key]))
     return False
 
@@ -165,8 +158,7 @@ def _side(value: Any, where: str, prompt: list[Message]) -> list[Message]:
 
 
 def _has_parts(message: Any) -> bool:
-    content = message.get("content") if isinstance(message, dict) else None
-    return isinstance(content, list) and all(isinstance(part, dict) and "value" in part for part in content)
+    return has(message, content=list) and all(has(part, "value") for part in message["content"])
 
 
 FORMAT = RowFormat("sharegpt", "ShareGPT and LLaMA-Factory data", matches, _take, _READ).format

@@ -18,6 +18,7 @@ from pairwright.sources.fields import (
     identifier,
     list_or_empty,
     object_or_empty,
+    objects_in,
     score,
     small_fields,
     value_at,
@@ -31,8 +32,7 @@ _BOTS = frozenset(("bot", "assistant", "ai", "chatbot"))
 
 
 def _messages(value: Any) -> list[Json]:
-    listed = value.get("messages") if isinstance(value, dict) else value
-    return [_as_slack(item) for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
+    return list(map(_as_slack, objects_in(value.get("messages") if isinstance(value, dict) else value)))
 
 
 def _as_slack(item: Json) -> Json:
@@ -67,9 +67,8 @@ def _is_bot(item: Json) -> bool:
 
 def _reward(item: Json) -> float | None:
     counts = {"good": 0.0, "bad": 0.0}
-    reactions = item.get("reactions")
-    for reaction in reactions if isinstance(reactions, list) else ():
-        name = str(reaction.get("name", "")).partition("::")[0] if isinstance(reaction, dict) else ""
+    for reaction in objects_in(item.get("reactions")):
+        name = str(reaction.get("name", "")).partition("::")[0]
         side = "good" if name in _GOOD else "bad" if name in _BAD else None
         if side is not None:
             counts[side] += score(reaction.get("count", 1)) or 0.0
@@ -104,7 +103,6 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | 
             yield Parts(
                 NAME,
                 origin.at(origin.line, origin.ordinal + number),
-                task=None,
                 prompt=tuple(waiting),
                 completion=[Message("assistant", said)],
                 reward=_reward(item),

@@ -26,7 +26,7 @@ from pairwright.sources.datasets.preference_rows import (
 )
 from pairwright.sources.datasets.row_format import RowFormat
 from pairwright.sources.datasets.row_names import PROMPTS, SYSTEMS, plain_name
-from pairwright.sources.fields import BadRecord, items, score, text
+from pairwright.sources.fields import BadRecord, has, items, score, text
 from pairwright.sources.shapes.row_fields import tools_of
 
 _SIDES = ("prompt", "chosen", "rejected")
@@ -42,7 +42,7 @@ _HUMAN = "\n\nHuman:"
 
 def matches(value: Any) -> bool:
     """Whether a row has one of the four layouts and no key of another format."""
-    if not isinstance(value, dict) or any(key in value for key in _FOREIGN):
+    if not has(value) or any(key in value for key in _FOREIGN):
         return False
     if "chosen" in value and "rejected" in value:
         # Two texts whose prompt has another name (`input`, `query`) are read by `rows`.
@@ -54,12 +54,7 @@ def matches(value: Any) -> bool:
         return False
     if "completion" in value and "label" in value:
         return _is_side(value["completion"])
-    steps = value.get("completions")
-    return (
-        isinstance(steps, list)
-        and all(isinstance(step, str) for step in steps)
-        and isinstance(value.get("labels"), list)
-    )
+    return has(value, completions=list, labels=list) and all(isinstance(step, str) for step in value["completions"])
 
 
 def _take(row: Json) -> Iterator[Json]:
@@ -115,9 +110,7 @@ def _unpaired(row: Json) -> Json:
 
 def _stepwise(row: Json) -> Json:
     """Return the unscored experience of a stepwise row."""
-    steps = [
-        text(step, f"completions[{number}]") for number, step in enumerate(items(row["completions"], "completions"))
-    ]
+    steps = [text(step, f"completions[{n}]") for n, step in enumerate(items(row["completions"], "completions"))]
     labels = items(row.get("labels"), "labels")
     if len(labels) != len(steps):
         raise BadRecord(f"labels: {len(labels)} for {len(steps)} steps")
@@ -189,7 +182,7 @@ def _common_beginning(chosen: str, rejected: str) -> str:
 def _is_side(value: Any) -> bool:
     if isinstance(value, str):
         return True
-    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) and "role" in item for item in value)
+    return isinstance(value, list) and bool(value) and all(has(item, "role") for item in value)
 
 
 FORMAT = RowFormat("trl-preference", "TRL preference data", matches, _take, _READ).format

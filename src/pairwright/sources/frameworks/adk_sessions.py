@@ -11,7 +11,7 @@ logged: prompts are incomplete. There is no reward.
 from typing import Any
 
 from pairwright.records.messages import Json
-from pairwright.sources.fields import BadRecord, mapping, object_or_empty, text
+from pairwright.sources.fields import BadRecord, has, mapping, object_or_empty, text
 from pairwright.sources.format import Origin
 from pairwright.sources.shapes.google_genai import field, messages_from_genai
 from pairwright.sources.shapes.session_entries import Entry, Session, SessionFormat
@@ -22,11 +22,8 @@ _CHANGES = ("rewind_before_invocation_id", "compaction")
 
 def matches(value: Any) -> bool:
     """Whether the value is a session: its events have an author and an invocation."""
-    events = value.get("events") if isinstance(value, dict) else None
-    first = events[0] if isinstance(events, list) and events else None
-    if not isinstance(first, dict) or "id" not in value:
-        return False
-    return isinstance(first.get("author"), str) and isinstance(field(first, "invocation_id"), str)
+    first = value["events"][:1] if has(value, "id", events=list) else []
+    return any(has(event, author=str) and isinstance(field(event, "invocation_id"), str) for event in first)
 
 
 def _begin(value: Any, session: Session, origin: Origin) -> Any:

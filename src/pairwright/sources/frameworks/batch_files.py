@@ -22,7 +22,7 @@ from pairwright.records.json_text import encode
 from pairwright.records.messages import Json
 from pairwright.sources.assemble import Parts
 from pairwright.sources.datasets.row_format import history_format
-from pairwright.sources.fields import BadRecord, mapping, optional_mapping, text
+from pairwright.sources.fields import BadRecord, mapping, optional_mapping, text, text_or_none
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.frameworks.requests_and_answers import is_answer, records_of_call
 
@@ -54,8 +54,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
 
 def _name(row: Json) -> str | None:
     """Return the name of a request: its custom_id, or the key of Gemini's files."""
-    name = row.get("custom_id", row.get("key"))
-    return name if isinstance(name, str) else None
+    return text_or_none(row.get("custom_id", row.get("key")))
 
 
 def _is_result(row: Json) -> bool:
@@ -100,9 +99,7 @@ def _request_beside(origin: Origin, custom_id: str) -> Json:
         place = places[custom_id]
         if place is None:
             raise BadRecord(f"two different requests with custom_id {custom_id!r} beside this file: use two folders")
-        with open(place[0], "rb") as file:
-            file.seek(place[1])
-            return mapping(msgspec.json.decode(file.readline(_MAX_LINE)), "request")
+        return mapping(msgspec.json.decode(_line_at(place)), "request")
     except (OSError, msgspec.MsgspecError, RecursionError) as error:
         raise BadRecord(f"the request of custom_id {custom_id!r} cannot be read: {error}") from None
 

@@ -16,7 +16,7 @@ import msgspec
 from pairwright.records.messages import Json
 from pairwright.sources.datasets.row_format import RowFormat
 from pairwright.sources.datasets.row_names import SYSTEMS, system_of
-from pairwright.sources.fields import BadRecord, score, value_at
+from pairwright.sources.fields import BadRecord, filled, object_or_empty, score, text_or_none, value_at
 from pairwright.sources.frameworks.api_logs import NAME
 from pairwright.sources.shapes.any_messages import answers, conversation, decode_json_text, tools_in
 from pairwright.sources.shapes.row_fields import reward_of
@@ -72,7 +72,6 @@ def _take(row: Json) -> Iterator[Json]:
         raise BadRecord("a call without messages, or without an answer")
     reward, components = reward_of(row)
     scores = {**(components or {}), **_scores(row.get("scores"))}
-    model = value_at(row, layout.model)
     for completion in alternatives:
         yield {
             "prompt": prompt,
@@ -80,15 +79,14 @@ def _take(row: Json) -> Iterator[Json]:
             "tools": tools_in(request),
             "reward": msgspec.UNSET if reward is None else reward,
             "reward_components": scores or None,
-            "model_version": model if isinstance(model, str) else None,
+            "model_version": text_or_none(value_at(row, layout.model)),
         }
 
 
 def _scores(value: Any) -> Json:
     """Return scores by name: numbers, or objects with a `value`."""
-    listed = value.items() if isinstance(value, dict) else ()
-    numbers = {name: score(item.get("value") if isinstance(item, dict) else item) for name, item in listed}
-    return {name: number for name, number in numbers.items() if number is not None}
+    listed = object_or_empty(value).items()
+    return filled({name: score(item.get("value") if isinstance(item, dict) else item) for name, item in listed})
 
 
 FORMAT = RowFormat(

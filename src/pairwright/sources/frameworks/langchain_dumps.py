@@ -14,7 +14,7 @@ from typing import Any
 
 from pairwright.records.messages import Json
 from pairwright.sources.datasets.row_format import as_row, history, history_format, history_in
-from pairwright.sources.fields import items, mapping
+from pairwright.sources.fields import has, items, list_or_empty, mapping
 from pairwright.sources.shapes.langchain_messages import TYPES, messages_from_langchain
 
 _KEYS = ("messages", "chat_history", "history")
@@ -33,13 +33,12 @@ def _take(row: Json) -> Iterator[Json]:
 
 
 def _is_message(value: Any) -> bool:
-    if not isinstance(value, dict) or "role" in value or not isinstance(value.get("type"), str):
+    if not has(value, type=str) or "role" in value:
         return False
     if value["type"] == "constructor":
-        path = value.get("id")
-        name = path[-1] if isinstance(path, list) and path else None
-        return isinstance(value.get("kwargs"), dict) and isinstance(name, str) and "Message" in name
-    return value["type"] in TYPES and (isinstance(value.get("data"), dict) or "content" in value)
+        name = list_or_empty(value.get("id"))[-1:]
+        return has(value, kwargs=dict) and any(isinstance(one, str) and "Message" in one for one in name)
+    return value["type"] in TYPES and (has(value, data=dict) or "content" in value)
 
 
 def _plain(message: Any, where: str) -> Json:

@@ -16,13 +16,14 @@ from pairwright.sources.datasets.row_format import history, history_format, hist
 from pairwright.sources.fields import (
     BadRecord,
     filled,
+    has,
     items,
     json_text,
-    object_or_empty,
     objects,
     optional_objects,
     optional_text,
     text,
+    text_or_none,
 )
 from pairwright.sources.shapes.anthropic import plain_content, text_block
 from pairwright.sources.shapes.read_call import read_call
@@ -57,14 +58,13 @@ def _take(row: Json) -> Iterator[Json]:
     yield history(
         messages,
         read_fields=frozenset({where}),
-        model_version=model if isinstance(model, str) else None,
+        model_version=text_or_none(model),
         truncate_status="response_truncated" if reason == "length" else None,
     )
 
 
 def _is_message(value: Any) -> bool:
-    message = object_or_empty(value)
-    return message.get("kind") in ("request", "response") and isinstance(message.get("parts"), list)
+    return has(value, parts=list) and value.get("kind") in ("request", "response")
 
 
 def _request(part: Json, where: str) -> list[Message]:

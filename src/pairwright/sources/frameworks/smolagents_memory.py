@@ -13,7 +13,7 @@ from typing import Any
 
 from pairwright.records.messages import ErrorSite, Json, Message
 from pairwright.sources.datasets.row_format import history, history_format, history_in
-from pairwright.sources.fields import BadRecord, mapping, object_or_empty, objects, text_at
+from pairwright.sources.fields import BadRecord, has, mapping, object_or_empty, objects, text_at
 from pairwright.sources.identity import task_hash
 from pairwright.sources.shapes.chat_messages import message_from_chat
 from pairwright.sources.shapes.row_fields import run_of, task_of
@@ -28,7 +28,7 @@ Call = tuple[list[Message], Message]
 
 def matches(value: Any) -> bool:
     steps = history_in(value, _KEYS)[0]
-    return isinstance(steps, list) and any(isinstance(step, dict) and "model_output_message" in step for step in steps)
+    return isinstance(steps, list) and any(has(step, "model_output_message") for step in steps)
 
 
 def _take(row: Json) -> Iterator[Json]:

@@ -29,6 +29,7 @@ from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import (
     BadRecord,
+    has,
     identifier,
     index,
     json_text,
@@ -37,6 +38,7 @@ from pairwright.sources.fields import (
     optional_mapping,
     score,
     small_fields,
+    text_or_none,
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.chat_messages import tools_from_chat
@@ -59,11 +61,9 @@ _decode_raw = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 def matches(value: Any) -> bool:
-    if not isinstance(value, dict):
-        return False
-    if _is_profile(value):
+    if has(value) and _is_profile(value):
         return True
-    return isinstance(value.get(PARAMS), dict) and any(key in value for key in _ROLLOUT_KEYS)
+    return has(value, **{PARAMS: dict}) and any(key in value for key in _ROLLOUT_KEYS)
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
@@ -94,7 +94,6 @@ def _experience(
     arrays = recorded_tokens(output, info) if output else None
     reward, components = _reward(row)
     number = identifier(row.get("_ng_task_index"))
-    model = response.get("model")
     return Parts(
         NAME,
         origin,
@@ -108,7 +107,7 @@ def _experience(
         reward_components=components,
         info=info,
         metrics=metrics,
-        model_version=model if isinstance(model, str) else None,
+        model_version=text_or_none(response.get("model")),
         truncate_status="response_truncated" if response.get("incomplete_details") else None,
         task_metadata=metadata,
         arrays=arrays,
@@ -116,8 +115,7 @@ def _experience(
 
 
 def _is_profile(row: Json) -> bool:
-    sample = row.get("sample")
-    return isinstance(sample, dict) and isinstance(sample.get(PARAMS), dict)
+    return has(row.get("sample"), **{PARAMS: dict})
 
 
 def _output(row: Json, response: Json, is_profile: bool) -> list[Any]:
@@ -205,8 +203,7 @@ def _stated_problem(metadata: Any) -> list[Message]:
 
 def _agent_name(row: Json) -> str | None:
     agent = row.get("agent_ref")
-    name = agent.get("name") if isinstance(agent, dict) else agent
-    return name if isinstance(name, str) else None
+    return text_or_none(agent.get("name") if isinstance(agent, dict) else agent)
 
 
 @lru_cache(maxsize=64)

@@ -7,60 +7,32 @@ The texts are already rendered by a chat template, so they are raw text (role `t
 is a hash of prompt and ground truth. A list of scores has one score per token; the reward is its sum.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import TEXT, Json, Message
-from pairwright.sources.assemble import Parts, ReadParts
-from pairwright.sources.fields import BadRecord, index, mapping, score, small_fields, text
-from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.datasets.row_format import RowFormat
+from pairwright.sources.fields import BadRecord, has, index, score, text
 
-VERL, SKYRL = "verl", "skyrl"
-# Format -> names of prompt, completion and ground truth
-_FIELDS = {VERL: ("input", "output", "gts"), SKYRL: ("input_prompt", "output_response", "env_extras")}
 _NO_SCORES = frozenset({"step", "score", "request_id", "uid", "index"})
 
 
-def matches_verl(value: Any) -> bool:
-    return _has_texts(value, VERL) and "score" in value and index(value.get("step")) is not None
+def _take(row: Json, prompt_key: str, completion_key: str, truth_key: str) -> Iterator[Json]:
+    components = {key: item for key, item in row.items() if type(item) in (int, float, bool) and key not in _NO_SCORES}
+    yield {
+        "task": None,
+        "task_metadata": row.get(truth_key),
+        "completion": [Message(TEXT, text(row.get(completion_key), completion_key), generated=True)],
+        "prompt": [Message(TEXT, text(row.get(prompt_key), prompt_key))],
+        "tools": (),
+        "reward": _reward(row.get("score")),
+        "reward_components": components,
+        "truncate_status": "response_truncated" if row.get("stop_reason") == "length" else None,
+        "read_fields": frozenset(components),
+    }
 
 
-def matches_skyrl(value: Any) -> bool:
-    return _has_texts(value, SKYRL) and "score" in value
-
-
-def _has_texts(value: Any, name: str) -> bool:
-    return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in _FIELDS[name][:2])
-
-
-def _reader(name: str) -> ReadParts:
-    prompt_key, completion_key, truth_key = _FIELDS[name]
-    read_fields = frozenset({prompt_key, completion_key, "score"})
-
-    def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-        row = mapping(value, "row")
-        components = {
-            key: item for key, item in row.items() if type(item) in (int, float, bool) and key not in _NO_SCORES
-        }
-        completion = text(row.get(completion_key), completion_key)
-        yield Parts(
-            name,
-            origin,
-            task=None,
-            task_metadata=row.get(truth_key),
-            prompt=[Message(TEXT, text(row.get(prompt_key), prompt_key))],
-            completion=[Message(TEXT, completion, generated=True)],
-            reward=_reward(row),
-            reward_components=components,
-            truncate_status="response_truncated" if row.get("stop_reason") == "length" else None,
-            info=small_fields(row, read_fields | components.keys()),
-        )
-
-    return read
-
-
-def _reward(row: Json) -> float | None:
-    value = row.get("score")
+def _reward(value: Any) -> float | None:
     if not isinstance(value, list):
         return score(value)
     scores = [score(item) for item in value]
@@ -69,9 +41,19 @@ def _reward(row: Json) -> float | None:
     return sum(number for number in scores if number is not None)
 
 
-def _format(name: str, matches: Callable[[Any], bool], summary: str) -> Format:
-    return Format(name, "record", matches, _reader(name), summary)
-
-
-VERL_FORMAT = _format(VERL, matches_verl, "Rollouts that verl dumps")
-SKYRL_FORMAT = _format(SKYRL, matches_skyrl, "Evaluations that SkyRL dumps")
+VERL_FORMAT = RowFormat(
+    "verl",
+    "Rollouts that verl dumps",
+    lambda value: has(value, "score", input=str, output=str) and index(value.get("step")) is not None,
+    lambda row: _take(row, "input", "output", "gts"),
+    frozenset({"input", "output", "score"}),
+    has_system=False,
+).format
+SKYRL_FORMAT = RowFormat(
+    "skyrl",
+    "Evaluations that SkyRL dumps",
+    lambda value: has(value, "score", input_prompt=str, output_response=str),
+    lambda row: _take(row, "input_prompt", "output_response", "env_extras"),
+    frozenset({"input_prompt", "output_response", "score"}),
+    has_system=False,
+).format

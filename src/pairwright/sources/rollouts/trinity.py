@@ -151,8 +151,9 @@ def experience_from_fields(row: Json, arrays: dict[str, Array]) -> Experience:
     # An unknown status is kept in `info`.
     if truncate_status not in _TRUNCATIONS:
         info["truncate_status"], truncate_status = truncate_status, None
+    eid = optional_mapping(row.get("eid"), "eid")
     common: Json = {
-        "eid": _eid(row.get("eid")),
+        "eid": EID(**filled({key: eid.get(key) for key in ("batch", "task", "run", "step", "suffix")})),
         "tools": tuple(tools_from_chat(row.get("tools"), "tools")),
         "reward": row.get("reward"),
         "truncate_status": truncate_status,
@@ -296,11 +297,6 @@ def _split_pickled(experience: Held) -> tuple[Json, dict[str, Array]]:
         if isinstance(item, PickledTensor) and (name in _TENSOR_FIELDS or name.startswith(_MULTI_MODAL))
     }
     return {name: item for name, item in values.items() if name not in arrays}, arrays
-
-
-def _eid(value: Any) -> EID:
-    fields_of_eid = optional_mapping(value, "eid")
-    return EID(**filled({key: fields_of_eid.get(key) for key in ("batch", "task", "run", "step", "suffix")}))
 
 
 def _custom_fields(value: Any) -> tuple[CustomField, ...]:

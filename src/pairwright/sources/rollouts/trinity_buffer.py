@@ -21,7 +21,7 @@ from pairwright.records.messages import Json
 from pairwright.sources.fields import BadRecord, index
 from pairwright.sources.format import Rejected
 from pairwright.sources.rollouts.trinity import NAME, read_payload
-from pairwright.sources.tables import open_database
+from pairwright.sources.tables import open_database, quoted
 
 MAGIC = b"SQLite f"
 _BYTES = "experience_bytes"
@@ -57,7 +57,7 @@ def _tables(database: sqlite3.Connection) -> dict[str, set[str]]:
     """Return the columns of each table; views and virtual tables are left out."""
     listed = database.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
     names = [row["name"] for row in listed if (row["sql"] or "").upper().startswith("CREATE TABLE")]
-    return {name: {row["name"] for row in database.execute(f"PRAGMA table_info({_quoted(name)})")} for name in names}
+    return {name: {row["name"] for row in database.execute(f"PRAGMA table_info({quoted(name)})")} for name in names}
 
 
 def _read_table(
@@ -67,9 +67,9 @@ def _read_table(
     meta = name.removesuffix(_BLOB)
     columns = [column for column in _COLUMNS if column in tables.get(meta, ())]
     chosen = "".join(f", m.{column}" for column in columns)
-    join = f"LEFT JOIN {_quoted(meta)} AS m ON m.id = b.id" if columns else ""
+    join = f"LEFT JOIN {quoted(meta)} AS m ON m.id = b.id" if columns else ""
     query = (
-        f"SELECT b.id AS id, length(b.{_BYTES}) AS size, b.{_BYTES} AS payload{chosen} FROM {_quoted(name)} AS b {join}"
+        f"SELECT b.id AS id, length(b.{_BYTES}) AS size, b.{_BYTES} AS payload{chosen} FROM {quoted(name)} AS b {join}"
     )
     for row in database.execute(f"{query} WHERE length(b.{_BYTES}) <= {_MAX_BYTES} ORDER BY b.id"):
         where = f"{name}, row {row['id']}"
@@ -78,11 +78,11 @@ def _read_table(
             yield _experience(row["payload"], fields, str(path))
         except (BadRecord, CodecError, RecordError) as error:
             yield Rejected(str(path), None, f"{where}: {error}", NAME)
-    query = f"SELECT id FROM {_quoted(name)} WHERE {_BYTES} IS NULL OR length({_BYTES}) > {_MAX_BYTES}"
+    query = f"SELECT id FROM {quoted(name)} WHERE {_BYTES} IS NULL OR length({_BYTES}) > {_MAX_BYTES}"
     for row in database.execute(query):
         yield Rejected(str(path), None, f"{name}, row {row['id']}: no payload of at most {_MAX_BYTES:,} bytes", NAME)
     if meta != name and meta in tables:
-        query = f"SELECT id FROM {_quoted(meta)} WHERE id NOT IN (SELECT id FROM {_quoted(name)})"
+        query = f"SELECT id FROM {quoted(meta)} WHERE id NOT IN (SELECT id FROM {quoted(name)})"
         for row in database.execute(query):
             yield Rejected(str(path), None, f"{meta}, row {row['id']}: its payload is missing", NAME)
 
@@ -111,10 +111,6 @@ def _experience(payload: Any, fields: Json, file: str) -> Experience:
     if isinstance(fields.get("model_version"), int):
         changes["model_version"] = fields["model_version"]
     return msgspec.structs.replace(record, **changes)
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def read_trinity(path: Path) -> Iterator[Experience | Rejected]:

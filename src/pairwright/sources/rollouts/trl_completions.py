@@ -10,27 +10,23 @@ there are several, `--reward` selects one. The training step is kept in info, th
 from collections.abc import Iterator
 from typing import Any
 
-from pairwright.records.messages import TEXT, Message
-from pairwright.sources.assemble import Parts
-from pairwright.sources.fields import BadRecord, index, mapping, score, small_fields, text
-from pairwright.sources.format import Format, Options, Origin, Rejected
-from pairwright.sources.shapes.chat_messages import messages_from_chat
-from pairwright.sources.shapes.row_fields import tools_of
+from msgspec import UNSET
 
-NAME = "trl-completions"
-_READ = frozenset({"prompt", "completion", "advantage", "tools"})
+from pairwright.records.messages import TEXT, Json, Message
+from pairwright.sources.datasets.row_format import RowFormat
+from pairwright.sources.fields import BadRecord, has, index, score, text
+from pairwright.sources.shapes.chat_messages import messages_from_chat
 
 
 def matches(value: Any) -> bool:
-    if not isinstance(value, dict) or index(value.get("step")) is None or "label" in value:
+    if not has(value) or index(value.get("step")) is None or "label" in value:
         return False
     sides = value.get("prompt"), value.get("completion")
     has_sides = all(isinstance(side, str) for side in sides) or all(isinstance(side, list) and side for side in sides)
     return has_sides and ("advantage" in value or "reward" in value)
 
 
-def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    row = mapping(value, "row")
+def _take(row: Json) -> Iterator[Json]:
     if isinstance(row.get("prompt"), str):
         prompt = [Message(TEXT, row["prompt"])]
         completion = [Message(TEXT, text(row.get("completion"), "completion"), generated=True)]
@@ -42,18 +38,22 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     numbers = {key: item for key, item in row.items() if type(item) in (int, float, bool)}
     components = {key: item for key, item in numbers.items() if key not in ("step", "advantage")}
     advantage = score(row.get("advantage"))
-    tools = tools_of(row)
-    yield Parts(
-        NAME,
-        origin,
-        task=None,
-        prompt=prompt,
-        completion=completion,
-        tools=tools,
-        reward_components=components,
-        metrics={} if advantage is None else {"advantage": advantage},
-        info=small_fields(row, _READ | components.keys()),
-    )
+    yield {
+        "task": None,
+        "prompt": prompt,
+        "completion": completion,
+        "reward": UNSET,
+        "reward_components": components,
+        "metrics": {} if advantage is None else {"advantage": advantage},
+        "read_fields": frozenset(components),
+    }
 
 
-FORMAT = Format(NAME, "record", matches, read, "Completions that TRL logs")
+FORMAT = RowFormat(
+    "trl-completions",
+    "Completions that TRL logs",
+    matches,
+    _take,
+    frozenset({"prompt", "completion", "advantage", "tools"}),
+    has_system=False,
+).format

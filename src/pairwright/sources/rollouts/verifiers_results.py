@@ -18,6 +18,7 @@ from pairwright.records.messages import TURN_REWARD, Json, Message
 from pairwright.sources.assemble import Parts, split_at_first_answer
 from pairwright.sources.fields import (
     BadRecord,
+    has,
     identifier,
     items,
     json_value,
@@ -26,6 +27,7 @@ from pairwright.sources.fields import (
     optional_mapping,
     score,
     small_fields,
+    text_or_none,
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.chat_messages import message_from_chat, tools_from_chat
@@ -34,27 +36,15 @@ from pairwright.sources.shapes.recorded_tokens import tokens_of_turns, turn_toke
 NAME = "verifiers"
 _SIGNS = ("answer", "info", "metrics", "example_id", "generation_ms", "is_completed")
 _STRONG_SIGNS = ("generation_ms", "is_completed", "stop_condition", "trajectory")
-_READ = frozenset(
-    [
-        "prompt",
-        "completion",
-        "reward",
-        "metrics",
-        "info",
-        "tool_defs",
-        "oai_tools",
-        "trajectory",
-        "is_truncated",
-        "advantage",
-    ]
-)
+_READ = frozenset({"prompt", "completion", "reward", "metrics", "info", "tool_defs", "oai_tools", "trajectory",
+                   "is_truncated", "advantage"})  # fmt: skip
 # Top-level numbers that are not metrics.
 _NO_METRICS = frozenset({"id", "example_id", "reward", "advantage", "generation_ms", "scoring_ms", "total_ms", "seed"})
 
 
 def matches(value: Any) -> bool:
     """Whether a row has messages, a reward, and fields specific to verifiers."""
-    if not isinstance(value, dict) or not all(key in value for key in ("prompt", "completion", "reward")):
+    if not has(value, "prompt", "completion", "reward"):
         return False
     if isinstance(value["prompt"], str) and isinstance(value["completion"], str):
         return any(key in value for key in _STRONG_SIGNS)
@@ -82,11 +72,11 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
         (message.role, message.content) for message in prompt
     ]:
         prompt = [*prompt, *added]
-    completion = _add_step_rewards(row.get("trajectory"), completion)
+    steps = [optional_mapping(step, "trajectory[]") for step in optional_items(row.get("trajectory"), "trajectory")]
+    completion = _add_step_rewards(steps, completion)
     details = {**small_fields(row, _READ), **{key: item for key, item in info.items() if key != "oai_tools"}}
-    components = _metrics(row)
     example = identifier(row.get("example_id"))
-    name = row.get("task") if isinstance(row.get("task"), str) else None
+    name = text_or_none(row.get("task"))
     yield Parts(
         NAME,
         origin,
@@ -96,10 +86,10 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
         completion=completion,
         tools=tools,
         reward=score(row.get("reward")),
-        reward_components=components,
+        reward_components=_metrics(row),
         metrics={"advantage": row["advantage"]} if score(row.get("advantage")) is not None else {},
         truncate_status="response_truncated" if row.get("is_truncated") is True else None,
-        arrays=_arrays(row.get("trajectory"), completion, details),
+        arrays=_arrays(steps, completion, details),
         info=details,
     )
 
@@ -145,9 +135,8 @@ def _metrics(row: Json) -> Json:
     return {key: item for key, item in {**beside, **metrics}.items() if score(item) is not None}
 
 
-def _add_step_rewards(value: Any, completion: list[Message]) -> list[Message]:
+def _add_step_rewards(steps: list[Json], completion: list[Message]) -> list[Message]:
     """Add the reward of each step to its turn, if every generated turn is one step."""
-    steps = [optional_mapping(step, "trajectory[]") for step in optional_items(value, "trajectory")]
     rewards = [score(step.get("reward")) for step in steps]
     turns = [place for place, message in enumerate(completion) if message.is_generated]
     if len(rewards) != len(turns) or all(reward is None for reward in rewards):
@@ -160,9 +149,8 @@ def _add_step_rewards(value: Any, completion: list[Message]) -> list[Message]:
     return marked
 
 
-def _arrays(value: Any, completion: list[Message], info: Json) -> Json | None:
+def _arrays(steps: list[Json], completion: list[Message], info: Json) -> Json | None:
     """Return the token fields of the steps of a trajectory, or None; `info` gets the reason if they are dropped."""
-    steps = [optional_mapping(step, "trajectory[]") for step in optional_items(value, "trajectory")]
     tokens = [optional_mapping(step.get("tokens"), "trajectory[].tokens") for step in steps]
     if not any(step.get("completion_ids") for step in tokens):
         return None

@@ -20,6 +20,7 @@ from pairwright.sources.assemble import Parts, split_at_answer
 from pairwright.sources.fields import (
     BadRecord,
     filled,
+    has,
     identifier,
     index,
     items,
@@ -45,11 +46,8 @@ _UNUSED = ("reference_logprobs", "trainer_logprobs", "entropies", "loss_weights"
 
 
 def matches(value: Any) -> bool:
-    if not isinstance(value, dict):
-        return False
-    traces = value.get("traces")
-    if isinstance(traces, list) and isinstance(value.get("task"), dict):
-        return all(map(_is_trace, traces)) and ("env" in value or "ok" in value)
+    if has(value, traces=list, task=dict):
+        return all(map(_is_trace, value["traces"])) and ("env" in value or "ok" in value)
     return _is_trace(value)
 
 
@@ -88,14 +86,12 @@ def _read_trace(
         info["trainable"] = False
     paths, num_leaves = _paths(nodes)
     if num_leaves > len(paths):
-        reason = f"nodes: {num_leaves:,} paths, of which the first {len(paths):,} are read"
-        yield Rejected(origin.file, origin.line, reason, NAME)
+        yield origin.rejected(f"nodes: {num_leaves:,} paths, of which the first {len(paths):,} are read", NAME)
     shared: set[int] = set()
     for step, path in enumerate(paths):
         turns = [as_context(messages[number]) if number in shared else messages[number] for number in path]
         if not any(turn.is_generated for turn in turns):
-            reason = f"nodes[{path[-1]}]: its path has no turn that the model wrote"
-            yield Rejected(origin.file, origin.line, reason, NAME)
+            yield origin.rejected(f"nodes[{path[-1]}]: its path has no turn that the model wrote", NAME)
             continue
         prompt, completion = split_at_answer(turns)
         tools = tools_as_functions(nodes[path[0]].get("tools") or trace.get("tools"))
@@ -122,9 +118,7 @@ def _read_trace(
 
 
 def _is_trace(value: Any) -> bool:
-    if not isinstance(value, dict) or not isinstance(value.get("nodes"), list) or "task" not in value:
-        return False
-    return all(isinstance(node, dict) and isinstance(node.get("message"), dict) for node in value["nodes"])
+    return has(value, "task", nodes=list) and all(has(node, message=dict) for node in value["nodes"])
 
 
 def _message(node: Json, where: str) -> Message:
@@ -136,21 +130,17 @@ def _message(node: Json, where: str) -> Message:
 
 def _paths(nodes: list[Json]) -> tuple[list[list[int]], int]:
     """Return the node numbers from root to leaf for the first leaves, and the number of all leaves."""
-    parents: list[int | None] = []
-    for number, node in enumerate(nodes):
-        parent = node.get("parent")
+    parents: list[int | None] = [node.get("parent") for node in nodes]
+    for number, parent in enumerate(parents):
         # A parent must precede its child, so that there are no cycles.
         if parent is not None and (type(parent) is not int or not 0 <= parent < number):
             raise BadRecord(f"nodes[{number}].parent: expected a node before it, got {parent!r}")
-        parents.append(parent)
     leaves = sorted(set(range(len(nodes))) - set(parents))
     paths = []
     for leaf in leaves[:_MAX_BRANCHES]:
-        path: list[int] = []
-        node_number: int | None = leaf
-        while node_number is not None:
-            path.append(node_number)
-            node_number = parents[node_number]
+        path = [leaf]
+        while (above := parents[path[-1]]) is not None:
+            path.append(above)
         paths.append(path[::-1])
     return paths, len(leaves)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts
-from pairwright.sources.fields import identifier, items, mapping, optional_text, text, text_at, value_at
+from pairwright.sources.fields import has, identifier, items, mapping, optional_text, text, text_at, value_at
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.anthropic import (
     assistant_from_blocks,
@@ -30,10 +30,7 @@ NAME = "chatgpt"
 
 
 def matches(value: Any) -> bool:
-    nodes = value.get("mapping") if isinstance(value, dict) else None
-    if not isinstance(nodes, dict):
-        return False
-    return any(isinstance(node, dict) and "message" in node and "parent" in node for node in nodes.values())
+    return has(value, mapping=dict) and any(has(node, "message", "parent") for node in value["mapping"].values())
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:

@@ -18,7 +18,19 @@ from typing import Any
 from pairwright.errors import RecordError
 from pairwright.records.messages import ErrorSite, Json, Message
 from pairwright.sources.assemble import Parts, raw_text, split_at_answer
-from pairwright.sources.fields import BadRecord, identifier, index, items, mapping, object_or_empty, optional_text, text
+from pairwright.sources.fields import (
+    BadRecord,
+    filled,
+    has,
+    identifier,
+    index,
+    items,
+    mapping,
+    object_or_empty,
+    optional_text,
+    text,
+    text_or_none,
+)
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.identity import session_run, session_task
 from pairwright.sources.sessions.claude_session import Line, Turn, branches_of, messages_of, roots_of
@@ -40,9 +52,9 @@ _ERROR_STARTS = (
 
 def matches(value: Any) -> bool:
     """Whether a line is a message of Claude Code, and no line is a call exported by other tools (session_lines.py)."""
-    if not isinstance(value, list) or any(isinstance(line, dict) and line.get("type") == "tool" for line in value):
+    if not isinstance(value, list) or any(has(line) and line.get("type") == "tool" for line in value):
         return False
-    return any(_is_message_line(line) for line in value)
+    return any(map(_is_message_line, value))
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
@@ -67,14 +79,12 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
                 refused.add(line.uuid)
         else:
             refused.discard(line.uuid)
-            if line.role is not None:
-                pass
-            elif item["type"] == "summary" and isinstance(item.get("summary"), str):
+            if item["type"] == "summary" and isinstance(item.get("summary"), str):
                 summaries.append(item["summary"])
-            else:
+            elif line.role is None:
                 others[item["type"]] += 1
-                if agent is None and item["type"] == "agent-setting" and isinstance(item.get("agentSetting"), str):
-                    agent = item["agentSetting"]
+                if agent is None and item["type"] == "agent-setting":
+                    agent = text_or_none(item.get("agentSetting"))
         if line.uuid is not None:
             places.setdefault(line.uuid, len(lines))
         lines.append(line)
@@ -167,17 +177,13 @@ def _read_line(value: Any, number: int, taken: Any) -> Line:
         extra = {mark: True for mark, key in marks.items() if value.get(key) is True}
         generated = False if "is_compact_summary" in extra else None
         messages = user_from_blocks(blocks, "message.content", generated=generated, extra=extra)
-    return _line(value, number, role, _text_or_none(message.get("id")), messages)
+    return _line(value, number, role, text_or_none(message.get("id")), messages)
 
 
 def _line(value: Json, number: int, *message: Any) -> Line:
-    thread = identifier(value.get("sessionId")), value.get("isSidechain") is True, _text_or_none(value.get("agentId"))
-    uuid, parent = _text_or_none(value.get("uuid")), _text_or_none(value.get("parentUuid"))
+    thread = identifier(value.get("sessionId")), value.get("isSidechain") is True, text_or_none(value.get("agentId"))
+    uuid, parent = text_or_none(value.get("uuid")), text_or_none(value.get("parentUuid"))
     return Line(number, uuid, parent, thread, value, *message)
-
-
-def _text_or_none(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 def _message(line: Line) -> Json:
@@ -202,11 +208,11 @@ def _error_kind(position: int, message: Message) -> str | None:
 
 def _info(first: Line, last: Line, agent: str | None) -> Json:
     info: Json = {"session_id": first.thread[0], "agent": agent}
-    info |= {key: _text_or_none(first.record.get(key)) for key in _INFO_KEYS}
+    info |= {key: text_or_none(first.record.get(key)) for key in _INFO_KEYS}
     info["is_sidechain"] = first.is_sidechain or None
     info["begins_after"] = None if first.clears else first.parent  # not a message, or not in the file
     info["leaf"] = last.uuid or None
-    return {key: value for key, value in info.items() if value is not None}
+    return filled(info)
 
 
 def _usage_and_model(turns: list[Turn]) -> tuple[Json, str | None]:
@@ -225,10 +231,9 @@ def _usage_and_model(turns: list[Turn]) -> tuple[Json, str | None]:
 
 
 def _is_message_line(line: Any) -> bool:
-    fields = object_or_empty(line)
-    message = fields.get("message")
-    is_message = fields.get("type") in ("user", "assistant") and isinstance(message, dict) and "parts" not in message
-    return is_message and isinstance(fields.get("uuid"), str) and ("sessionId" in fields or "parentUuid" in fields)
+    if not has(line, uuid=str, message=dict) or line.get("type") not in ("user", "assistant"):
+        return False
+    return "parts" not in line["message"] and ("sessionId" in line or "parentUuid" in line)
 
 
 def _rejected(origin: Origin, number: int, reason: str, value: Any = None) -> Rejected:

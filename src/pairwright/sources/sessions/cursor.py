@@ -14,9 +14,9 @@ from typing import Any
 from pairwright.records.messages import Json
 from pairwright.sources.fields import (
     BadRecord,
+    has,
     identifier,
     mapping,
-    object_or_empty,
     objects,
     objects_in,
     optional_text,
@@ -95,25 +95,21 @@ def _arguments(body: Json) -> Any:
 
 def _output(content: Any) -> Any:
     """Return the text of a text-only result, else the whole result."""
-    if isinstance(content, dict) and isinstance(content.get("content"), str):
-        return content["content"]
-    return content
+    return content["content"] if has(content, content=str) else content
 
 
 def _is_transcript_line(line: Any) -> bool:
-    if not isinstance(line, dict) or not isinstance(line.get("message"), dict) or "type" in line:
+    if not has(line, message=dict, role=str) or "type" in line:
         return False
-    return isinstance(line.get("role"), str) and line["role"] in _ROLES and "content" in line["message"]
+    return line["role"] in _ROLES and "content" in line["message"]
 
 
 def _is_tool_call(line: Any) -> bool:
-    event = object_or_empty(line)
-    is_call = isinstance(event.get("call_id"), str) and isinstance(event.get("tool_call"), dict)
-    return is_call and event.get("type") == "tool_call"
+    return has(line, call_id=str, tool_call=dict) and line.get("type") == "tool_call"
 
 
 def _is_text(line: Any) -> bool:
-    return isinstance(line, dict) and line.get("type") == "assistant"
+    return has(line) and line.get("type") == "assistant"
 
 
 def _is_piece(line: Any) -> bool:

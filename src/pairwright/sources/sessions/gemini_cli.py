@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import (
     filled_text,
+    has,
     identifier,
     items,
     list_or_empty,
@@ -189,12 +190,9 @@ def _has_turns(value: Any) -> bool:
 
 
 def _is_qwen(line: Any) -> bool:
-    if not isinstance(line, dict) or not isinstance(line.get("type"), str) or line["type"] not in _QWEN_TYPES:
+    if not has(line, "uuid", "sessionId", type=str) or line["type"] not in _QWEN_TYPES:
         return False
-    if "uuid" not in line or "sessionId" not in line:
-        return False
-    message = line.get("message")
-    return (line["type"] == "system" and "systemPayload" in line) or (isinstance(message, dict) and "parts" in message)
+    return (line["type"] == "system" and "systemPayload" in line) or has(line.get("message"), "parts")
 
 
 FORMAT = SessionFormat(

@@ -4,17 +4,10 @@ Chat messages with a separate system prompt and tools; a result is linked to its
 `reasoning` or `reasoning_content` of a message. Written from the schema of the program. There is no reward.
 """
 
-from typing import Any
-
 from pairwright.records.messages import Json
+from pairwright.sources.fields import has
 from pairwright.sources.shapes.chat_messages import message_from_chat
 from pairwright.sources.shapes.session_entries import Entry, Session, SessionFormat
-
-_KEYS = frozenset({"session_id", "session_start", "platform", "messages"})
-
-
-def matches(value: Any) -> bool:
-    return isinstance(value, dict) and _KEYS.issubset(value) and isinstance(value["messages"], list)
 
 
 def _take(line: Json, session: Session) -> Entry:
@@ -28,7 +21,7 @@ def _take(line: Json, session: Session) -> Entry:
 FORMAT = SessionFormat(
     "hermes",
     "Hermes agent sessions",
-    matches,
+    lambda value: has(value, "session_id", "session_start", "platform", messages=list),
     _take,
     paths={"id": "session_id", "model": "model", "system": "system_prompt", "tools": "tools", "lines": "messages"},
     info=("platform",),

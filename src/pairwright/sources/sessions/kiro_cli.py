@@ -13,6 +13,7 @@ from typing import Any
 
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import (
+    has,
     json_text,
     mapping,
     objects,
@@ -40,7 +41,7 @@ _KINDS = frozenset({"Prompt", "AssistantMessage", "ToolResults"})
 def matches(value: Any) -> bool:
     if isinstance(value, dict):
         exchanges = objects_in(value.get("history")) if "conversation_id" in value else []
-        return any(isinstance(one.get("user"), dict) and isinstance(one.get("assistant"), dict) for one in exchanges)
+        return any(has(one, user=dict, assistant=dict) for one in exchanges)
     return any(str(line.get("kind")) in _KINDS for line in objects_in(value))
 
 

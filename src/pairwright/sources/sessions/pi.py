@@ -21,14 +21,14 @@ from pairwright.records.messages import Json, Message, content_hash
 from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import (
     BadRecord,
+    has,
     identifier,
     items,
-    list_or_empty,
     mapping,
-    object_or_empty,
     objects_in,
     optional_text,
     text,
+    text_or_none,
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.anthropic import call_block, result_block, text_block
@@ -116,13 +116,12 @@ def _take(line: Json, session: Session) -> Entry | None:
         session.others[kind] += 1
     # A null parent marks the root of a tree; older versions have no parents.
     parent = optional_text(line["parentId"], "parentId") or "" if "parentId" in line else None
-    kept_id = line.get("firstKeptEntryId")
     return Entry(
         messages,
         id=optional_text(line.get("id"), "id"),
         parent=parent,
         restarts=kind == "compaction",
-        keeps_from=kept_id if isinstance(kept_id, str) else None,
+        keeps_from=text_or_none(line.get("firstKeptEntryId")),
     )
 
 
@@ -157,9 +156,8 @@ def _block(block: Json) -> Json:
 
 
 def _has_history(line: Any) -> bool:
-    event = object_or_empty(line)
-    has_messages = isinstance(event.get("sessionKey"), str) and bool(list_or_empty(event.get("messages")))
-    return has_messages and event.get("type") in ("agent.start", "agent.end")
+    has_messages = has(line, sessionKey=str, messages=list) and bool(line["messages"])
+    return has_messages and line.get("type") in ("agent.start", "agent.end")
 
 
 _SUMMARY = "Pi and OpenClaw sessions"

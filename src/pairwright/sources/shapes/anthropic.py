@@ -15,6 +15,7 @@ from typing import Any
 from pairwright.records.messages import Json, Message, ToolCall
 from pairwright.sources.fields import (
     BadRecord,
+    has,
     json_text,
     kind_of,
     mapping,
@@ -200,19 +201,13 @@ def tools_from_anthropic(tools: Any, where: str) -> list[Json]:
 
 def has_blocks(content: Any) -> bool:
     """Whether content is a list with at least one Anthropic-specific block."""
-    return isinstance(content, list) and any(
-        isinstance(block, dict) and isinstance(block.get("type"), str) and block["type"] in BLOCK_TYPES
-        for block in content
-    )
+    return isinstance(content, list) and any(has(block, type=str) and block["type"] in BLOCK_TYPES for block in content)
 
 
 def is_anthropic_response(value: Any) -> bool:
     """Whether the value is a response of the Messages API: {type: message, role: assistant, content[], stop_reason}."""
-    return (
-        isinstance(value, dict)
-        and value.get("role") == "assistant"
-        and isinstance(value.get("content"), list)
-        and ("stop_reason" in value or value.get("type") == "message")
-        # Messages of OpenAI's Responses API differ only in their output_text blocks.
-        and all(isinstance(block, dict) and block.get("type") != "output_text" for block in value["content"])
-    )
+    if not has(value, content=list) or value.get("role") != "assistant":
+        return False
+    # Messages of OpenAI's Responses API differ only in their output_text blocks.
+    is_own = all(has(block) and block.get("type") != "output_text" for block in value["content"])
+    return is_own and ("stop_reason" in value or value.get("type") == "message")

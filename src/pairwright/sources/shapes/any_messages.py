@@ -23,7 +23,7 @@ import msgspec
 
 from pairwright.records.json_text import decode, encode
 from pairwright.records.messages import Json, Message, ToolCall
-from pairwright.sources.fields import BadRecord, json_text, mapping, optional_text, text
+from pairwright.sources.fields import BadRecord, has, json_text, mapping, optional_text, text, text_or_none
 from pairwright.sources.shapes.anthropic import (
     BLOCK_TYPES,
     has_blocks,
@@ -124,9 +124,9 @@ def answers(value: Any, where: str, *, objects_as_text: bool = False) -> list[li
     inside = decode_json_text(value)
     if isinstance(inside, list) and len(inside) == 1 and is_genai_response(inside[0]):
         inside = inside[0]
-    if isinstance(inside, dict) and isinstance(inside.get("choices"), list) and inside["choices"]:
+    if has(inside, choices=list) and inside["choices"]:
         return [_choice(choice, f"{where}.choices[{n}]") for n, choice in enumerate(inside["choices"])]
-    if isinstance(inside, dict) and isinstance(inside.get("generations"), list):
+    if has(inside, generations=list):
         batch = inside["generations"]
         if len(batch) == 1 and isinstance(batch[0], list):
             batch = batch[0]
@@ -441,10 +441,9 @@ def _are_calls(content: Any) -> bool:
 
 
 def _is_call(call: Any) -> bool:
-    if not isinstance(call, dict) or not {"id", "function"} <= call.keys() <= _CALL_KEYS:
+    if not has(call, "id", "function") or not call.keys() <= _CALL_KEYS:
         return False
-    function = call["function"]
-    return call.get("type") == "function" and isinstance(function, dict) and isinstance(function.get("name"), str)
+    return call.get("type") == "function" and has(call["function"], name=str)
 
 
 def _from_parts(item: Json, where: str) -> list[Message]:
@@ -487,8 +486,7 @@ def _from_parts(item: Json, where: str) -> list[Message]:
 
 
 def _text_of_part(part: Json) -> str | None:
-    value = part.get("content", part.get("text"))
-    return value if isinstance(value, str) else None
+    return text_or_none(part.get("content", part.get("text")))
 
 
 def _call_id(part: Json) -> str | None:
@@ -497,7 +495,7 @@ def _call_id(part: Json) -> str | None:
 
 
 def _is_text(part: Any) -> bool:
-    return _type(part) == "text" and isinstance(part.get("text"), str) and len(part) == 2
+    return has(part, text=str) and part.get("type") == "text" and len(part) == 2
 
 
 def _type(part: Any) -> str:

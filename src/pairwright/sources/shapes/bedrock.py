@@ -5,8 +5,10 @@
 Each toolResult becomes a tool message; its status "error" is kept as `is_error` in `extra`.
 """
 
+from typing import Any
+
 from pairwright.records.messages import Json, Message
-from pairwright.sources.fields import BadRecord, json_text, mapping, objects, optional_objects, text, value_at
+from pairwright.sources.fields import BadRecord, has, json_text, mapping, objects, optional_objects, text, value_at
 from pairwright.sources.shapes.anthropic import (
     assistant_from_blocks,
     call_block,
@@ -45,25 +47,20 @@ def answer_from_bedrock(response: Json, where: str) -> list[Message]:
     return messages
 
 
-def is_bedrock_message(value: Json) -> bool:
+def is_bedrock_message(value: Any) -> bool:
     """Whether the value is a message whose blocks have one of this API's keys instead of a `type`."""
-    content = value.get("content")
-    if not isinstance(content, list) or not content or not isinstance(value.get("role"), str):
+    if not has(value, content=list, role=str) or not value["content"]:
         return False
-    return all(
-        isinstance(block, dict) and "type" not in block and (block.keys() == {"text"} or _is_own(block))
-        for block in content
-    )
+    return all(has(block) and "type" not in block and _is_block(block) for block in value["content"])
 
 
 def is_bedrock_response(value: Json) -> bool:
-    output = value.get("output")
-    message = output.get("message") if isinstance(output, dict) else None
-    return "stopReason" in value and isinstance(message, dict) and is_bedrock_message(message)
+    return has(value, "stopReason", output=dict) and is_bedrock_message(value["output"].get("message"))
 
 
-def _is_own(block: Json) -> bool:
-    return not _BLOCK_KEYS.isdisjoint(block) or block.keys() <= {"image", "document", "video"}
+def _is_block(block: Json) -> bool:
+    is_media = block.keys() == {"text"} or block.keys() <= {"image", "document", "video"}
+    return is_media or not _BLOCK_KEYS.isdisjoint(block)
 
 
 def _block(block: Json, where: str) -> Json:

@@ -257,13 +257,4 @@ def as_context(message: Message) -> Message:
     """Return a copy of the message marked as not generated, so that it is not trained again."""
     if not message.is_generated:
         return message
-    return Message(
-        message.role,
-        message.content,
-        message.reasoning,
-        message.tool_calls,
-        message.tool_call_id,
-        message.name,
-        generated=False,
-        extra={**message.extra, SHARED_MARK: True},
-    )
+    return msgspec.structs.replace(message, generated=False, extra={**message.extra, SHARED_MARK: True})

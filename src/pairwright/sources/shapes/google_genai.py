@@ -14,7 +14,7 @@ documented by the API. Thought signatures are dropped.
 from typing import Any
 
 from pairwright.records.messages import Json, Message, ToolCall
-from pairwright.sources.fields import BadRecord, json_text, kind_of, mapping, optional_objects, optional_text
+from pairwright.sources.fields import BadRecord, has, json_text, kind_of, mapping, optional_objects, optional_text
 from pairwright.sources.shapes.read_call import read_call
 
 _ROLES = {"model": "assistant", "assistant": "assistant", "function": "tool", "tool": "tool", "user": "user"}
@@ -72,23 +72,20 @@ def is_genai_request(value: Any) -> bool:
     contents = value.get("contents") if isinstance(value, dict) else None
     if isinstance(contents, str):
         return bool(contents)
-    return _is_contents(contents if isinstance(contents, list) else [contents])
+    listed = contents if isinstance(contents, list) else [contents]
+    return bool(listed) and all(isinstance(one, str) or is_genai_content(one) or _is_part(one) for one in listed)
 
 
 def is_genai_response(value: Any) -> bool:
     """Whether the value is a response or one candidate of it."""
-    if not isinstance(value, dict):
-        return False
-    if isinstance(value.get("candidates"), list):
+    if has(value, candidates=list):
         return all(isinstance(candidate, dict) for candidate in value["candidates"])
-    return is_genai_content(value.get("content"))
+    return has(value) and is_genai_content(value.get("content"))
 
 
 def is_genai_content(value: Any) -> bool:
     """Whether the value is {role, parts[]} with parts without a `type`."""
-    if not isinstance(value, dict) or not isinstance(value.get("parts"), list):
-        return False
-    return bool(value["parts"]) and all(_is_part(part) for part in value["parts"])
+    return has(value, parts=list) and bool(value["parts"]) and all(map(_is_part, value["parts"]))
 
 
 def field(value: Any, name: str) -> Any:
@@ -100,13 +97,9 @@ def field(value: Any, name: str) -> Any:
     return value.get(first + "".join(word.capitalize() for word in rest))
 
 
-def _is_contents(values: list[Any]) -> bool:
-    return bool(values) and all(isinstance(one, str) or is_genai_content(one) or _is_part(one) for one in values)
-
-
 def _is_part(value: Any) -> bool:
     # Parts of other APIs have a type, messages a role.
-    if not isinstance(value, dict) or "type" in value or "role" in value:
+    if not has(value) or "type" in value or "role" in value:
         return False
     return any(field(value, key) is not None for key in _PART_KEYS)
 

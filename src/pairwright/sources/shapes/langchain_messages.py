@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pairwright.records.messages import Json, Message
-from pairwright.sources.fields import object_or_empty, objects, optional_items, text
+from pairwright.sources.fields import list_or_empty, object_or_empty, objects, optional_items, text
 from pairwright.sources.shapes.anthropic import assistant_from_blocks, has_blocks, user_from_blocks
 from pairwright.sources.shapes.chat_messages import call_from_chat, content_from_chat, message_from_chat
 
@@ -25,16 +25,10 @@ def messages_from_langchain(messages: Any, where: str) -> list[Message]:
     """Convert a list of messages, serialized objects or plain ones; `where` is its path, for error messages."""
     turns: list[Message] = []
     for place, message in objects(messages, where):
-        turns += turn_from_langchain(message, place)
+        chat = chat_from_langchain(unwrap(message), place)
+        # Results inside a user turn become separate messages.
+        turns += turn_from_blocks(chat, place) if has_blocks(chat.get("content")) else [message_from_chat(chat, place)]
     return turns
-
-
-def turn_from_langchain(message: Json, where: str) -> list[Message]:
-    """Convert one message to chat; results inside a user turn become separate messages."""
-    chat = chat_from_langchain(unwrap(message), where)
-    if has_blocks(chat.get("content")):
-        return turn_from_blocks(chat, where)
-    return [message_from_chat(chat, where)]
 
 
 def unwrap(message: Json) -> Json:
@@ -80,8 +74,7 @@ def chat_from_langchain(message: Json, where: str) -> Json:
 
 def turn_from_blocks(chat: Json, where: str) -> list[Message]:
     """Convert a message whose content has Anthropic blocks; its calls may also be in `tool_calls`."""
-    blocks = content_from_chat(chat["content"], f"{where}.content")
-    blocks = blocks if isinstance(blocks, list) else []
+    blocks = list_or_empty(content_from_chat(chat["content"], f"{where}.content"))
     reason = chat.get("finish_reason")
     extra = {"finish_reason": reason} if isinstance(reason, str) else {}
     if chat["role"] != "assistant":

@@ -25,6 +25,7 @@ from pairwright.sources.fields import (
     mapping,
     optional_objects,
     optional_text,
+    texts_of,
     value_at,
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
@@ -62,7 +63,7 @@ class Session:
 
     def note(self, record: Json, *keys: str) -> None:
         """Keep a record's texts under these keys in info."""
-        self.info |= {key: record[key] for key in keys if isinstance(record.get(key), str)}
+        self.info |= texts_of(record, *keys)
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +123,7 @@ class SessionFormat:
                 if is_document:
                     raise BadRecord(f"{where}[{number}]: {error}") from None
                 line = None if origin.line is None else origin.line + number
-                yield Rejected(origin.file, line, str(error), self.name)
+                yield origin.at(line, origin.ordinal).rejected(error, self.name)
         session.info[self.others] = dict(session.others)
         yield from read_entries(session, session.turns.end_turn(), origin)
 
@@ -137,12 +138,11 @@ def read_entries(session: Session, entries: list[Entry], origin: Origin) -> Iter
     earlier: set[Entry] = set()
     for branch, path in enumerate(_paths(entries)):
         if branch >= MAX_BRANCHES:
-            reason = f"more than {MAX_BRANCHES} branches: the rest is not read"
-            yield Rejected(origin.file, origin.line, reason, session.format)
+            yield origin.rejected(f"more than {MAX_BRANCHES} branches: the rest is not read", session.format)
             return
         for step, (context, own) in enumerate(_steps(path)):
             if step >= MAX_STEPS:
-                yield Rejected(origin.file, origin.line, f"more than {MAX_STEPS} compactions", session.format)
+                yield origin.rejected(f"more than {MAX_STEPS} compactions", session.format)
                 break
             messages = [*session.system, *context]
             for entry in own:

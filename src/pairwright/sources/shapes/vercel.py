@@ -15,6 +15,7 @@ from typing import Any
 from pairwright.records.messages import Json, Message, ToolCall
 from pairwright.sources.fields import (
     BadRecord,
+    has,
     items,
     json_text,
     mapping,
@@ -59,21 +60,16 @@ def tools_from_vercel(tools: Any, where: str) -> list[Json]:
 
 def is_vercel_message(value: Any) -> bool:
     """Whether the value is a message with parts specific to this SDK."""
-    if not isinstance(value, dict) or not isinstance(value.get("role"), str):
-        return False
-    if isinstance(value.get("content"), list) and any(_kind(part) in _PART_TYPES for part in value["content"]):
+    if has(value, role=str, content=list) and any(_kind(part) in _PART_TYPES for part in value["content"]):
         return True
-    parts = value.get("parts")
-    return isinstance(parts, list) and any(_is_ui_part(part) for part in parts)
+    return has(value, role=str, parts=list) and any(
+        _is_ui_tool(part) or _kind(part) == "step-start" for part in value["parts"]
+    )
 
 
 def are_vercel_calls(value: Any) -> bool:
     """Whether the value is a list of tool calls without a message around them."""
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(call, dict) and "toolCallId" in call and "toolName" in call for call in value)
-    )
+    return isinstance(value, list) and bool(value) and all(has(call, "toolCallId", "toolName") for call in value)
 
 
 def _from_parts(role: str, content: list[Any], where: str) -> list[Message]:
@@ -151,10 +147,6 @@ def _is_ui_tool(part: Any) -> bool:
     return kind in ("tool-invocation", "dynamic-tool") or (kind.startswith("tool-") and "toolCallId" in part)
 
 
-def _is_ui_part(part: Any) -> bool:
-    return _is_ui_tool(part) or _kind(part) == "step-start"
-
-
 def _call(part: Json, where: str) -> ToolCall:
     key = "input" if "input" in part else "args"
     return read_call(part, where, name="toolName", arguments=key, call_id="toolCallId")
@@ -164,7 +156,7 @@ def _result(part: Json, where: str) -> Message:
     """Convert a result; version 5 wraps it: {type: text | json | error-text | error-json | content, value}."""
     value = part.get("result", part.get("output"))
     is_error = part.get("isError") is True
-    if "result" not in part and isinstance(value, dict) and isinstance(value.get("type"), str) and "value" in value:
+    if "result" not in part and has(value, "value", type=str):
         is_error = is_error or value["type"].startswith("error")
         parts = value["value"] if value["type"] == "content" else None
         value = parts if isinstance(parts, list) and all(_kind(one) for one in parts) else json_text(value["value"])

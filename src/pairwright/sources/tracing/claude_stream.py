@@ -16,7 +16,7 @@ from typing import Any
 from pairwright.errors import PairwrightError
 from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts, split_at_first_answer
-from pairwright.sources.fields import BadRecord, filled, objects, objects_in, text_at, value_at
+from pairwright.sources.fields import BadRecord, filled, has, objects, objects_in, text_at, value_at
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.anthropic import turn_from_anthropic
 from pairwright.sources.shapes.traces import run_of
@@ -27,7 +27,7 @@ _TYPES = ("system", "assistant", "user", "result", "stream_event", "rate_limit_e
 
 def matches(value: Any) -> bool:
     rows = value if isinstance(value, list) else []
-    if not rows or not all(isinstance(row, dict) and row.get("type") in _TYPES for row in rows[:50]):
+    if not rows or not all(has(row) and row.get("type") in _TYPES for row in rows[:50]):
         return False
     has_start = any(row["type"] == "system" and row.get("subtype") == "init" for row in rows[:50])
     # Lines of a Claude Code session have a `parentUuid`.
@@ -62,7 +62,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
         try:
             yield _experience(lines, result, session, origin, step)
         except PairwrightError as error:
-            yield Rejected(file=origin.file, line=origin.line, reason=f"turn {step}: {error}", format=NAME)
+            yield origin.rejected(f"turn {step}: {error}", NAME)
 
 
 def _agent_prompts(rows: list[Json]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import (
     filled,
+    has,
     mapping,
     object_or_empty,
     optional_items,
@@ -29,8 +30,7 @@ _READ = frozenset({"input", "actualOutput", "metricsData"})
 
 
 def matches(value: Any) -> bool:
-    cases = value.get("testCases") if isinstance(value, dict) else None
-    return isinstance(cases, list) and any(isinstance(case, dict) and "actualOutput" in case for case in cases[:3])
+    return has(value, testCases=list) and any(has(case, "actualOutput") for case in value["testCases"][:3])
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
@@ -59,8 +59,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
 
 def _scores(case: Json) -> Json:
     metrics = optional_objects(case.get("metricsData"), "metricsData")
-    scores = {str(metric.get("name")): score(metric.get("score")) for _, metric in metrics}
-    return filled(scores)
+    return filled({str(metric.get("name")): score(metric.get("score")) for _, metric in metrics})
 
 
 FORMAT = Format(NAME, "record", matches, read, "DeepEval test runs")

@@ -26,6 +26,7 @@ from pairwright.sources.fields import (
     BadRecord,
     filled,
     filled_text,
+    has,
     identifier,
     index,
     items,
@@ -36,6 +37,7 @@ from pairwright.sources.fields import (
     optional_items,
     optional_mapping,
     score,
+    text_or_none,
     value_at,
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
@@ -52,10 +54,6 @@ def name_of(payload: Json) -> str:
     return filled_text(payload.get("name")) or ""
 
 
-def rejected(reason: str, origin: Origin) -> Rejected:
-    return Rejected(file=origin.file, line=origin.line, reason=reason, format=NAME)
-
-
 # Fields of a candidate that may occur in several places of its event.
 _KEYS = ("turn_id", "turn_index", "candidate_index", "score")
 
@@ -70,11 +68,11 @@ def read_candidates(
     names = list(dict.fromkeys(name_of(payload) for payload in ends))
     ended = {payload["UUID"] for payload in ends if isinstance(payload.get("UUID"), str)}
     for uuid in (uuid for uuid in starts if uuid not in ended and options.step_name in (None, name_of(starts[uuid]))):
-        yield rejected(
-            f"TTC_START {uuid!r} of {name_of(starts[uuid])!r} has no TTC_END: the candidate is missing", origin
-        )
+        reason = f"TTC_START {uuid!r} of {name_of(starts[uuid])!r} has no TTC_END: the candidate is missing"
+        yield origin.rejected(reason, NAME)
     if options.step_name is not None and options.step_name not in names:
-        yield rejected(f"no TTC_END event named {options.step_name!r}; there are {', '.join(map(repr, names))}", origin)
+        reason = f"no TTC_END event named {options.step_name!r}; there are {', '.join(map(repr, names))}"
+        yield origin.rejected(reason, NAME)
         return
     schemas = _schemas(payloads)
     prompts: dict[tuple[type, str], _Prompt] = {}  # candidates of one turn share their input
@@ -96,7 +94,7 @@ def read_candidates(
             parts.batch = name if len(names) > 1 else ""
             yield parts
         except PairwrightError as error:
-            yield rejected(f"TTC_END {payload.get('UUID')!r}: {error}", origin)
+            yield origin.rejected(f"TTC_END {payload.get('UUID')!r}: {error}", NAME)
 
 
 def _fields(payload: Json, start: Json) -> Json:
@@ -196,23 +194,15 @@ def _schemas(payloads: list[Json]) -> dict[str, list[Json]]:
     return by_input
 
 
-def _event_of(text: str) -> str:
-    """Return the event type; for enums written as text, only the part after the last dot."""
-    return text.rpartition(".")[2].upper()
-
-
 def _key(value: Any) -> str:
     return json_text(decode_json_text(value))
 
 
 def matches(value: Any) -> bool:
     first = value[0] if isinstance(value, list) and value else value
-    if not isinstance(first, dict):
-        return False
-    if isinstance(first.get("intermediate_steps"), list):
+    if has(first, intermediate_steps=list):
         return True
-    payload = first.get("payload")
-    return isinstance(payload, dict) and isinstance(payload.get("event_type"), str)
+    return has(first) and has(first.get("payload"), event_type=str)
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
@@ -231,7 +221,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
             runs[task] += 1  # a refused item counts, too: ids do not depend on other items
             yield from _read_item(item, number, before, origin, options)
         except PairwrightError as error:
-            yield rejected(f"item {number}: {error}", origin)
+            yield origin.rejected(f"item {number}: {error}", NAME)
 
 
 def _read_item(item: Json, number: int, before: int, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
@@ -240,12 +230,13 @@ def _read_item(item: Json, number: int, before: int, origin: Origin, options: Op
     payloads: list[Json] = []
     for position, step in enumerate(steps):
         payload = step.get("payload", step) if isinstance(step, dict) else None
-        if isinstance(payload, dict) and isinstance(payload.get("event_type"), str):
-            parent = step.get("parent_id")
-            parent = parent if isinstance(parent, str) else None
-            payloads.append({**payload, "parent_id": parent, "event_type": _event_of(payload["event_type"])})
+        if has(payload, event_type=str):
+            parent = text_or_none(step.get("parent_id"))
+            # Enums may be written as text: only the part after the last dot is the type.
+            kind = payload["event_type"].rpartition(".")[2].upper()
+            payloads.append({**payload, "parent_id": parent, "event_type": kind})
         else:
-            yield rejected(f"item {number}, step {position}: no payload with an event_type", origin)
+            yield origin.rejected(f"item {number}, step {position}: no payload with an event_type", NAME)
     run_index = index(item.get("run", item.get("run_index")))
     # The item's run number, else the number of earlier items with its id, else its position.
     run = run_index if run_index is not None else before if "id" in item else origin.ordinal + number

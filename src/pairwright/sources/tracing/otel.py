@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from pairwright.errors import PairwrightError
 from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts, split_at_first_answer
-from pairwright.sources.fields import BadRecord
+from pairwright.sources.fields import BadRecord, objects_in, text_or_none
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.any_messages import (
     answers,
@@ -90,12 +90,10 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
         try:
             trace = _trace(spans)
         except PairwrightError as error:
-            reason = f"trace {spans[0].trace!r}: {error}"
-            yield Rejected(file=origin.file, line=origin.line, reason=reason, format=NAME)
+            yield origin.rejected(f"trace {spans[0].trace!r}: {error}", NAME)
             continue
         if not trace.refused and not any(isinstance(event, ModelCall) for event in trace.events):
-            reason = f"trace {trace.id!r}: no model call among its spans: {len(spans)}"
-            yield Rejected(file=origin.file, line=origin.line, reason=reason, format=NAME)
+            yield origin.rejected(f"trace {trace.id!r}: no model call among its spans: {len(spans)}", NAME)
             continue
         yield from read_trace(NAME, trace, origin, position=position)
 
@@ -188,7 +186,6 @@ def _calls(span: Span, parent: Span | None, shared: dict[str, tuple[list[Json], 
         tools, num_cut = shared[parent.id]
     if num_cut:
         notes["tools_dropped"] = f"{num_cut} schemas are cut JSON text"
-    model = _any(span.attributes, *_MODEL)
     usage: dict[str, int | float] = {}
     for name, keys in _USAGE.items():
         count = _any(span.attributes, *keys)
@@ -200,7 +197,7 @@ def _calls(span: Span, parent: Span | None, shared: dict[str, tuple[list[Json], 
         output=alternatives[0] if alternatives else [],
         tools=tools,
         parent=span.parent,
-        model=model if isinstance(model, str) else None,
+        model=text_or_none(_any(span.attributes, *_MODEL)),
         failure=span.failure,
         usage=usage,
         # An agent's call with plain text as input and output logs only the opening prompt: the turns are rebuilt.
@@ -244,8 +241,7 @@ def _value(attributes: Json, side: str) -> Any:
 
 def _all_events(span: Span) -> list[Event]:
     """Return span events and log records, including the `events` attribute (a JSON list) of older pydantic-ai spans."""
-    listed = decode_json_text(span.attributes.get("events"))
-    inside = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
+    inside = objects_in(decode_json_text(span.attributes.get("events")))
     return span.events + [(item["event.name"], item) for item in inside if isinstance(item.get("event.name"), str)]
 
 

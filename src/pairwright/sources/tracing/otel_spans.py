@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from pairwright.records.messages import Json
-from pairwright.sources.fields import index, list_or_empty, object_or_empty, objects_in, text_at
+from pairwright.sources.fields import has, index, list_or_empty, object_or_empty, objects_in, text_at
 from pairwright.sources.shapes.tool_errors import failure_kind
 from pairwright.sources.shapes.traces import Failure, Score
 
@@ -48,17 +48,14 @@ _TRACE_IDS = ("traceId", "context.trace_id", "spanContext.traceId")
 
 
 def is_span(value: Any) -> bool:
-    if not isinstance(value, dict):
+    if not has(value):
         return False
-    for path in ("context", "spanContext"):
-        context = object_or_empty(value.get(path))
-        if {"trace_id", "span_id"} <= context.keys() or {"traceId", "spanId"} <= context.keys():
-            return True
-    if _is_stored(value):
+    contexts = (value.get("context"), value.get("spanContext"))
+    if any(has(context, "trace_id", "span_id") or has(context, "traceId", "spanId") for context in contexts):
         return True
-    if "rollout_id" in value and "span_id" in value and isinstance(value.get("attributes"), dict):
+    if _is_stored(value) or has(value, "rollout_id", "span_id", attributes=dict):
         return True
-    return {"traceId", "spanId", "name"} <= value.keys() or "context.span_id" in value
+    return has(value, "traceId", "spanId", "name") or "context.span_id" in value
 
 
 # Column of a table of spans (lower case, no underscores) -> name in OTLP JSON
@@ -78,10 +75,7 @@ _STORED = {
 
 def _is_stored(value: Any) -> bool:
     """Whether the value is a row of a table of spans."""
-    return isinstance(value, dict) and any(
-        isinstance(value.get(attributes), dict) and isinstance(value.get(span_id), str)
-        for attributes, span_id in (("SpanAttributes", "SpanId"), ("span_attributes", "span_id"))
-    )
+    return has(value, SpanAttributes=dict, SpanId=str) or has(value, span_attributes=dict, span_id=str)
 
 
 def holds_spans(value: Any) -> bool:
@@ -106,12 +100,11 @@ def traces_in(value: Any) -> list[list[Span]]:
     for number, raw_span in enumerate(raw):
         span = _span(raw_span, number, logs, notes)
         traces.setdefault(span.trace, []).append(span)
-    return [_in_time(spans) for spans in traces.values()]
-
-
-def _in_time(spans: list[Span]) -> list[Span]:
-    starts = {id(span): span.start for span in spans if span.start is not None}
-    return sorted(spans, key=lambda span: starts[id(span)]) if len(starts) == len(spans) else spans
+    for spans in traces.values():
+        starts = {id(span): span.start for span in spans if span.start is not None}
+        if len(starts) == len(spans):
+            spans.sort(key=lambda span: starts[id(span)])
+    return list(traces.values())
 
 
 def _raw_spans(value: Any, logs: dict[str, list[Event]], notes: dict[str, list[Any]], depth: int) -> Iterator[Any]:
@@ -281,7 +274,9 @@ def _flat(value: Json, prefix: str = "", depth: int = 0) -> Json:
             item = {str(number): inner for number, inner in enumerate(item)}
         # At the top level, only known names are namespaces: an object under a user-defined name is a value.
         if isinstance(item, dict) and depth < _MAX_DEPTH and (depth or "." in key or key in _NESTED or in_llm):
-            flat.update(_flat(item, f"{path}.", depth + 1) if _is_level(path) else {path: item})
+            # An object at such a path is a namespace, not a value such as a schema.
+            is_level = not path.endswith(_VALUES) and path.split(".")[0] in _NESTED
+            flat.update(_flat(item, f"{path}.", depth + 1) if is_level else {path: item})
         else:
             flat[path] = item
     return flat
@@ -292,11 +287,6 @@ _NESTED = frozenset(
 )
 # Suffixes of paths whose object is a value: a schema, a list of messages, arguments.
 _VALUES = (".json_schema", ".messages", ".arguments", ".value", ".invocation_parameters", "system_instructions")
-
-
-def _is_level(path: str) -> bool:
-    """Whether an object at this path is a namespace rather than a value such as a schema."""
-    return not path.endswith(_VALUES) and (path.split(".")[0] in _NESTED)
 
 
 def moment(value: Any) -> int | float | None:
