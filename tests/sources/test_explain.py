@@ -90,6 +90,10 @@ NEVER_PROPOSED = {
     "a target": ({"a": {"question": "Which knot holds?"}, "target": "The bowline holds."}, "target"),
     "an id": ({"user": "U1", "item": {"reply": "The bowline."}}, "user"),
     "a label": ({"q": {"question": "Which knot holds?"}, "label": {"text": "The bowline."}}, "label"),
+    "a name": ({"instruction": "Which knot holds?", "name": "knots 1", "instances": [["x"]]}, "name"),
+    "a setting": ({"status": "queued", "instructions": "Tie knots for sailors.", "response_format": "auto"}, "format"),
+    "a cost": ({"meta": {"prompt": "Which knot holds?"}, "output": "The bowline.", "cost": 0.05}, "cost"),
+    "a latency": ({"q": {"question": "Which knot holds?"}, "a": {"reply": "The bowline."}, "latency": 5.6}, "latency"),
 }
 
 

@@ -114,6 +114,16 @@ def test_unscored_records_list_what_could_be_the_score():
     assert score_names({}, info) == ["quality: poor", "-toxicity", "points"]
 
 
+def test_answers_settings_of_requests_and_our_own_counts_are_no_scores_to_choose():
+    info = {
+        "answer": "4368",
+        "parallel_tool_calls": False,
+        "stream": True,
+        "expected_outcome": "The user gets a refund",
+    }
+    assert score_names({}, {**info, "other_events": {"without content": 3}, "points": 3}) == ["points"]
+
+
 def test_a_rating_of_minus_one_beside_one_to_five_needs_the_users_word(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"prompt": "Q?", "response": f"a{n}", "rating": n}) + "\n" for n in (-1, 2, 5)))

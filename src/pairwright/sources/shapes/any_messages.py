@@ -382,7 +382,7 @@ def _is_item(value: Json) -> bool:
 def _is_message(value: Json) -> bool:
     role = value.get("role")
     if isinstance(role, str):  # a JSON answer that happens to have a "role" is not a message
-        return role in _KNOWN_ROLES and not _BODY.isdisjoint(value)
+        return role.lower() in _KNOWN_ROLES and not _BODY.isdisjoint(value)
     if value.get("lc") is not None or value.get("type") == "constructor":
         return isinstance(value.get("kwargs"), dict)
     kind = _type(value)
