@@ -93,6 +93,8 @@ NEVER_PROPOSED = {
     "a name": ({"instruction": "Which knot holds?", "name": "knots 1", "instances": [["x"]]}, "name"),
     "a setting": ({"status": "queued", "instructions": "Tie knots for sailors.", "response_format": "auto"}, "format"),
     "a cost": ({"meta": {"prompt": "Which knot holds?"}, "output": "The bowline.", "cost": 0.05}, "cost"),
+    "an answer of a grader": ({"item": {"input": "Which knot holds?"}, "grader": {"output": "It is 6."}}, "grader"),
+    "a switch": ({"q": {"question": "Knots?"}, "a": {"reply": "The bowline."}, "feedbackDisabled": False}, "Disabled"),
     "a latency": ({"q": {"question": "Which knot holds?"}, "a": {"reply": "The bowline."}, "latency": 5.6}, "latency"),
 }
 
@@ -112,6 +114,15 @@ def test_all_answers_of_an_object_are_proposed_with_their_scores(tmp_path):
     explanation = explain([row], path)
     assert "completion=answers.x|answers.y,reward=score.x|score.y" in explanation.command
     assert (explanation.trial.num_experiences, explanation.trial.answer) == (2, "The bowline.")
+
+
+def test_a_history_that_ends_with_an_answer_is_the_whole_conversation_not_the_prompt(tmp_path):
+    turns = [{"role": "user", "content": "Which knot holds?"}, {"role": "assistant", "content": "The bowline."}]
+    row = {"state": {"history": turns, "latest_output": {"content": "No feedback."}, "success": True},
+           "task": {"task_name": "knots", "task_id": 7}}  # fmt: skip
+    explanation = explain([row, row], tmp_path / "own.jsonl")
+    assert explanation.trial.map == "messages=state.history,reward=state.success,task=task.task_id"
+    assert (explanation.trial.prompt, explanation.trial.answer) == ("Which knot holds?", "The bowline.")
 
 
 def test_a_map_that_reads_nothing_is_not_shown(tmp_path):

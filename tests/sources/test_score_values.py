@@ -98,6 +98,7 @@ def reward_of(row, tmp_path):
         # no scores
         ({"correct_answer": 42}, None),
         ({"max_score": 10}, None),
+        ({"feedbackDisabled": False}, None),
         ({"error_rate": 0.5}, None),
         ({"toxicity_score": 0.5}, None),
         ({"result": "The bowline holds best."}, None),

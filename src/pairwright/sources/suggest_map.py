@@ -51,6 +51,7 @@ _MORE_ANSWERS = frozenset(("result", "reply", "text", "content"))
 _NO_TEXTS = frozenset(
     ("id", "ids", "uuid", "url", "status", "type", "role", "object", "reason", "date", "time", "name", "format")
 )
+_JUDGES = frozenset(("judge", "grader", "evaluator"))  # authors of texts that are not the model's answers
 _MAX_SPEAKERS = 40
 
 
@@ -133,12 +134,15 @@ def _proposals(rows: list[Json]) -> Iterator[dict[str, str]]:
     columns = _columns(rows)
     reward = _reward_path(columns)
     scored = {} if reward is None else {"reward": reward}
-    tasks = [path for path in columns if path.rpartition(".")[2] in TASK_KEYS and "." in path]
-    rest = {**scored, **({"task": tasks[0]} if tasks else {})}
+    tasks = {path.rpartition(".")[2]: path for path in columns if "." in path}
+    rest = {**scored, **next(({"task": tasks[key]} for key in TASK_KEYS if key in tasks), {})}
+    whole = [path for path, values in columns.items() if any(map(_ends_with_answer, values))]
+    yield from ({"messages": path, **rest} for path in whole)
     prompts, answers = _nearest(columns, _prompt_distance), _nearest(columns, _answer_distance)
+    prompts = [path for path in prompts if path not in whole]
     if not answers:  # the only remaining text, whatever its name
         texts = [path for path in columns if path not in prompts and not is_reference_name(path)]
-        texts = [path for path in texts if not _is_no_text(path.rpartition(".")[2])]
+        texts = [path for path in texts if not _is_no_answer(path)]
         texts = [path for path in texts if _is_prose(columns[path]) and isinstance(columns[path][0], str)]
         answers = texts if len(texts) == 1 else []
     system = next((path for path in columns if plain_name(path.rpartition(".")[2]) in SYSTEMS), None)
@@ -218,14 +222,22 @@ def _answer_distance(path: str, values: list[Any]) -> int | None:
     is_text = all(isinstance(value, str) or is_turns(value) for value in values)
     if is_reference_name(path) or not is_text or all(read_score(value) is not None for value in values):
         return None
-    if last in MODELS or _is_no_text(last):
+    if last in MODELS or _is_no_answer(path):
         return None
     is_named = any(_is_answer(word) for word in words_of(last))  # `gpt4_answer`
     return 0 if is_named else _distance(path, _is_answer)
 
 
-def _is_no_text(name: str) -> bool:
-    return is_asker_name(plain_name(name)) or not _NO_TEXTS.isdisjoint(words_of(name)[-1:])
+def _ends_with_answer(value: Any) -> bool:
+    """Whether a value is a whole conversation: turns of which the last is the model's."""
+    last = value[-1] if is_turns(value) else None
+    return isinstance(last, dict) and speaker_role(last.get("role", last.get("from"))) == "assistant"
+
+
+def _is_no_answer(path: str) -> bool:
+    last = path.rpartition(".")[2]
+    is_asked = is_asker_name(plain_name(last)) or not _NO_TEXTS.isdisjoint(words_of(last)[-1:])
+    return is_asked or not _JUDGES.isdisjoint(words_of(path))
 
 
 def _nearest(columns: dict[str, list[Any]], distance_of: Callable[[str, list[Any]], int | None]) -> list[str]:
