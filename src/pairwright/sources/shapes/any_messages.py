@@ -361,7 +361,7 @@ def _from_list(value: list[Any], where: str, role: str, depth: int) -> list[Mess
     value = name_tool_turns(value)
     shaped = [isinstance(item, dict) and _is_message(item) for item in value]
     if not any(shaped):
-        if all(_type(item) in _CONTENT_TYPES for item in value):
+        if all(_type(item) in _CONTENT_TYPES for item in value) or (role == "assistant" and _are_calls(value)):
             return _messages({"role": role, "content": value}, where)
         # One response in a list, or contents without a role.
         if len(value) == 1 and isinstance(value[0], dict):
