@@ -123,6 +123,9 @@ def test_a_history_that_ends_with_an_answer_is_the_whole_conversation_not_the_pr
     explanation = explain([row, row], tmp_path / "own.jsonl")
     assert explanation.trial.map == "messages=state.history,reward=state.success,task=task.task_id"
     assert (explanation.trial.prompt, explanation.trial.answer) == ("Which knot holds?", "The bowline.")
+    path = tmp_path / "chats.json"  # of two conversations, none is proposed alone
+    path.write_text(json.dumps({"ann": turns, "bob": turns}))
+    assert explain_file(path, "auto", Options()).command is None
 
 
 def test_a_map_that_reads_nothing_is_not_shown(tmp_path):

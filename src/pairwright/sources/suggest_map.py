@@ -137,7 +137,8 @@ def _proposals(rows: list[Json]) -> Iterator[dict[str, str]]:
     tasks = {path.rpartition(".")[2]: path for path in columns if "." in path}
     rest = {**scored, **next(({"task": tasks[key]} for key in TASK_KEYS if key in tasks), {})}
     whole = [path for path, values in columns.items() if any(map(_ends_with_answer, values))]
-    yield from ({"messages": path, **rest} for path in whole)
+    if len(whole) == 1:  # one of several conversations would silently drop the others
+        yield {"messages": whole[0], **rest}
     prompts, answers = _nearest(columns, _prompt_distance), _nearest(columns, _answer_distance)
     prompts = [path for path in prompts if path not in whole]
     if not answers:  # the only remaining text, whatever its name
