@@ -462,3 +462,14 @@ def test_chats_under_their_ids_are_all_read_and_candidates_stay_one_row(tmp_path
     assert [one.info["id"] for one in found] == ["1737804332", "1737804399"]
     path.write_text(json.dumps({"prompt": "Q?", "response_1": turns[0], "response_2": turns[1]}))
     assert len({one.eid.task for one in read(path)}) == 1
+
+
+def test_an_empty_chat_among_chats_by_id_is_refused_alone(tmp_path):
+    turns = [{"role": "user", "content": "Q?"}, {"role": "assistant", "content": "A."}]
+    path = tmp_path / "conversations.json"
+    path.write_text(
+        json.dumps({"00993e62": {"title": "Q", "messages": turns}, "870fe0c8": {"title": "", "messages": []}})
+    )
+    first, second = read(path)
+    assert [message.text for message in first.messages] == ["Q?", "A."]
+    assert isinstance(second, Rejected)

@@ -551,7 +551,8 @@ def records_in(document: Any) -> list[Any]:
     if matches(document):  # a single row, even if it has lists
         return []
     if len(parts) > 1 and all(isinstance(part, dict) for part in parts):
-        return parts if all(part.keys() == parts[0].keys() and matches(part) for part in parts) else []
+        # A row among them that cannot be read, such as an empty chat, is refused alone.
+        return parts if all(part.keys() == parts[0].keys() for part in parts) and any(map(matches, parts)) else []
     lists = [part for part in parts if isinstance(part, list) and part and isinstance(part[0], dict)]
     found = [list(map(_inner, part)) for part in lists]
     found = [rows for rows in found if matches(rows[0])]
