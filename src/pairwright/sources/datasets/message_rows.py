@@ -195,7 +195,7 @@ def _roots(rows: list[Any]) -> dict[int, int | str]:
     return roots
 
 
-def _link_keys(rows: list[Json]) -> tuple[str | None, str | None]:
+def _link_keys(rows: list[Any]) -> tuple[str | None, str | None]:
     """Return the keys of a message's id and of its parent's; an id of an unusual name is found by its values."""
     rows = [row for row in rows if isinstance(row, dict)]
     id_key, parent_key = _shared_key(rows, _IDS), _shared_key(rows, PARENTS)
