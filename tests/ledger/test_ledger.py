@@ -1,5 +1,6 @@
 """Every generated token has one fate a channel, and the sums agree from the table to the losses."""
 
+import json
 import tempfile
 from pathlib import Path
 
@@ -87,6 +88,16 @@ def test_runs_of_the_policy_channel_are_trained_cut_unscored_or_flat(models, tmp
         "trained": (2, 3 + 3), "cut: longer than tokens.max_length": (2, 6 + 6), "unscored": (1, 5),
         "no advantage: equal rewards": (2, 6 + 6),
     }  # fmt: skip
+
+
+def test_runs_of_several_sequences_are_counted_once(models, tmp_path):
+    answers = ["<think>\nhi\n</think>\n\nhello", "<think>\nhi\n</think>\n\nthere", "ok"]
+    runs = [run_of(0, number, answers, reward=reward) for number, reward in enumerate((1.0, 0.0, None))]
+    folder = train_on(tmp_path, models["drops old reasoning"], runs, channels={"grpo": 1.0}, max_steps=1)
+    assert len(dumped(folder)) > 0
+    status = json.loads((folder / "train.json").read_text())
+    assert status["counts"]["grpo"]["unscored"] == 1
+    assert any("grpo: 2 of 2 runs have no recorded log-probabilities" in note for note in status["notes"])
 
 
 def test_hinted_turns_are_trained_as_they_were_sampled(models, tmp_path):

@@ -140,3 +140,14 @@ def test_task_run_and_step_are_those_that_the_user_names(path):
             assert exp.eid.task == path.name.partition(".")[0]
             assert exp.eid.run < 3
     assert not isinstance(detect(path), Rejected)
+
+
+def test_a_thought_in_the_text_and_in_the_reasoning_is_kept_once(tmp_path):
+    text = "<think>\nLet me check.\n</think>\n\nThe bowline."
+    asked = {"role": "user", "content": "Which knot holds?"}
+    path = tmp_path / "chats.jsonl"
+    cases = [("Let me check.", None), ("Let me check.\n\nKnots differ.", None), ("Something else.", "Something else.")]
+    rows = [{"messages": [asked, {"role": "assistant", "content": text, "reasoning_content": one}]} for one, _ in cases]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    answers = [record.completion[-1] for record in records_of(path)]
+    assert [(answer.text, answer.reasoning) for answer in answers] == [(text, kept) for _, kept in cases]

@@ -90,6 +90,12 @@ NEVER_PROPOSED = {
     "a target": ({"a": {"question": "Which knot holds?"}, "target": "The bowline holds."}, "target"),
     "an id": ({"user": "U1", "item": {"reply": "The bowline."}}, "user"),
     "a label": ({"q": {"question": "Which knot holds?"}, "label": {"text": "The bowline."}}, "label"),
+    "a name": ({"instruction": "Which knot holds?", "name": "knots 1", "instances": [["x"]]}, "name"),
+    "a setting": ({"status": "queued", "instructions": "Tie knots for sailors.", "response_format": "auto"}, "format"),
+    "a cost": ({"meta": {"prompt": "Which knot holds?"}, "output": "The bowline.", "cost": 0.05}, "cost"),
+    "an answer of a grader": ({"item": {"input": "Which knot holds?"}, "grader": {"output": "It is 6."}}, "grader"),
+    "a switch": ({"q": {"question": "Knots?"}, "a": {"reply": "The bowline."}, "feedbackDisabled": False}, "Disabled"),
+    "a latency": ({"q": {"question": "Which knot holds?"}, "a": {"reply": "The bowline."}, "latency": 5.6}, "latency"),
 }
 
 
@@ -108,6 +114,18 @@ def test_all_answers_of_an_object_are_proposed_with_their_scores(tmp_path):
     explanation = explain([row], path)
     assert "completion=answers.x|answers.y,reward=score.x|score.y" in explanation.command
     assert (explanation.trial.num_experiences, explanation.trial.answer) == (2, "The bowline.")
+
+
+def test_a_history_that_ends_with_an_answer_is_the_whole_conversation_not_the_prompt(tmp_path):
+    turns = [{"role": "user", "content": "Which knot holds?"}, {"role": "assistant", "content": "The bowline."}]
+    row = {"state": {"history": turns, "latest_output": {"content": "No feedback."}, "success": True},
+           "task": {"task_name": "knots", "task_id": 7}}  # fmt: skip
+    explanation = explain([row, row], tmp_path / "own.jsonl")
+    assert explanation.trial.map == "messages=state.history,reward=state.success,task=task.task_id"
+    assert (explanation.trial.prompt, explanation.trial.answer) == ("Which knot holds?", "The bowline.")
+    path = tmp_path / "chats.json"  # of two conversations, none is proposed alone
+    path.write_text(json.dumps({"ann": turns, "bob": turns}))
+    assert explain_file(path, "auto", Options()).command is None
 
 
 def test_a_map_that_reads_nothing_is_not_shown(tmp_path):

@@ -181,6 +181,26 @@ def test_a_traced_test_case_of_deepeval_is_read_from_its_spans():
     assert (len(plain.messages), plain.reward) == (2, 1.0)
 
 
+def test_answers_of_a_langchain_agent_that_deepeval_traced_have_the_role_AI():  # noqa: N802
+    trace = json.loads((FIXTURES / "deepeval_trace.json").read_text())
+    plain = read_value("deepeval", {"testCases": [{"name": "t", "trace": trace}]})
+    for span in trace["llmSpans"]:
+        if isinstance(span["output"], str):
+            span["output"] = {"role": "AI", "content": span["output"]}
+    named = read_value("deepeval", {"testCases": [{"name": "t", "trace": trace}]})
+    assert [one.messages for one in named] == [one.messages for one in plain]
+    assert named[0].messages[-1].role == "assistant"
+
+
+def test_an_output_that_is_a_list_of_calls_is_a_turn_with_these_calls():
+    trace = json.loads((FIXTURES / "deepeval_trace.json").read_text())
+    call = {"id": "c9", "type": "function", "function": {"name": "shelf", "arguments": '{"row":2}'}}
+    trace["llmSpans"] = [trace["llmSpans"][0] | {"output": [call]}]
+    (read,) = read_value("deepeval", {"testCases": [{"name": "t", "trace": trace}]})
+    calls = [call for message in read.messages if message.role == "assistant" for call in message.tool_calls]
+    assert (calls[-1].name, calls[-1].arguments, calls[-1].id) == ("shelf", '{"row":2}', "c9")
+
+
 def test_no_broken_run_state_and_no_broken_trace_of_deepeval_raises_anything_else():
     for name, variant, file in (("openai-agents", 1, "run_state.json"), ("deepeval", 1, "deepeval_trace.json")):
         assert survives(READERS[name][variant], json.loads((FIXTURES / file).read_text())) > 500

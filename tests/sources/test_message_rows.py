@@ -135,6 +135,21 @@ def test_messages_that_branch_give_an_experience_for_every_way(tmp_path):
     assert "cycle" in read_path(write_lines(tmp_path / "circle.jsonl", circle))[2][0]
 
 
+def test_messages_of_many_trees_are_no_single_conversation_whatever_the_name_of_their_id(tmp_path):
+    tree = [("a", None, "prompter"), ("b", "a", "assistant"), ("c", None, "prompter"), ("d", "c", "assistant"), ("e", "c", "assistant")]  # fmt: skip
+    rows = [
+        {"task": f"t{name}", "user_message_id": name, "parent_message_id": parent, "text": f"{name}!", "role": role}
+        for name, parent, role in tree
+    ]
+    path = tmp_path / "seeds.json"
+    path.write_text(json.dumps(rows))
+    _, found, reasons = read_path(path)
+    assert ([texts(one) for one in found], reasons) == ([["a!", "b!"], ["c!", "d!"], ["c!", "e!"]], [])
+    path.write_text(json.dumps([{key: row[key] for key in row if key != "user_message_id"} for row in rows]))
+    _, found, reasons = read_path(path)
+    assert (found, reasons) == ([], ["parent_message_id names messages by an id that no field of theirs has"])
+
+
 def test_rows_of_one_second_in_a_file_with_the_newest_first_are_turned_round(tmp_path):
     rows = [
         {"session_id": "s", "role": role, "content": role, "created_at": f"2026-03-01T09:00:0{second}Z"}

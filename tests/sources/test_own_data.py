@@ -451,3 +451,25 @@ def test_a_row_of_a_document_that_cannot_be_read_is_refused_alone(tmp_path):
     good, bad = read(write(tmp_path / "rows.json", json.dumps({"version": 1, "items": rows})))
     assert good.completion[0].text == "So."
     assert bad.reason.startswith("record 1: ")
+
+
+def test_chats_under_their_ids_are_all_read_and_candidates_stay_one_row(tmp_path):
+    turns = [[{"role": "user", "content": q}, {"role": "assistant", "content": a}] for q, a, _ in ROWS[:2]]
+    path = tmp_path / "conversations.json"
+    path.write_text(json.dumps({"1737804332": turns[0], "1737804399": turns[1]}))
+    found = read(path)
+    assert [[message.text for message in one.messages] for one in found] == [list(row[:2]) for row in ROWS[:2]]
+    assert [one.info["id"] for one in found] == ["1737804332", "1737804399"]
+    path.write_text(json.dumps({"prompt": "Q?", "response_1": turns[0], "response_2": turns[1]}))
+    assert len({one.eid.task for one in read(path)}) == 1
+
+
+def test_an_empty_chat_among_chats_by_id_is_refused_alone(tmp_path):
+    turns = [{"role": "user", "content": "Q?"}, {"role": "assistant", "content": "A."}]
+    path = tmp_path / "conversations.json"
+    path.write_text(
+        json.dumps({"00993e62": {"title": "Q", "messages": turns}, "870fe0c8": {"title": "", "messages": []}})
+    )
+    first, second = read(path)
+    assert [message.text for message in first.messages] == ["Q?", "A."]
+    assert isinstance(second, Rejected)

@@ -98,6 +98,7 @@ def reward_of(row, tmp_path):
         # no scores
         ({"correct_answer": 42}, None),
         ({"max_score": 10}, None),
+        ({"feedbackDisabled": False}, None),
         ({"error_rate": 0.5}, None),
         ({"toxicity_score": 0.5}, None),
         ({"result": "The bowline holds best."}, None),
@@ -112,6 +113,16 @@ def test_a_score_is_found_and_what_is_none_is_not(row, reward, tmp_path):
 def test_unscored_records_list_what_could_be_the_score():
     info = {"quality": "poor", "toxicity": 0.2, "points": 3, "ts": 12, "user_id": 4, "comment": "so so"}
     assert score_names({}, info) == ["quality: poor", "-toxicity", "points"]
+
+
+def test_answers_settings_of_requests_and_our_own_counts_are_no_scores_to_choose():
+    info = {
+        "answer": "4368",
+        "parallel_tool_calls": False,
+        "stream": True,
+        "expected_outcome": "The user gets a refund",
+    }
+    assert score_names({}, {**info, "other_events": {"without content": 3}, "points": 3}) == ["points"]
 
 
 def test_a_rating_of_minus_one_beside_one_to_five_needs_the_users_word(tmp_path):

@@ -32,7 +32,7 @@ from pairwright.sources.fields import BadRecord, value_at
 from pairwright.sources.format import Options, Origin, PartOfAnother, Rejected
 from pairwright.sources.identity import identify, label_of, task_hash
 from pairwright.sources.rewards import chosen_reward, reward_by_name, reward_names
-from pairwright.sources.roles import CALLS, ROLES, usual_messages
+from pairwright.sources.roles import CALLS, ROLES, repeats_thought, usual_messages
 from pairwright.sources.score_values import read_score
 from pairwright.sources.shapes.chat_messages import SHARED_MARK
 from pairwright.sources.shapes.tool_errors import (
@@ -137,7 +137,7 @@ class _Scan(msgspec.Struct, gc=False):
     answered: set[str]
     results: list[str]
     has_flags: bool  # some result has `extra` fields, which may mark a failure
-    is_usual: bool  # roles of the closed set, and results with ids
+    is_usual: bool  # roles of the closed set, results with ids, and no thought twice
 
 
 class _Context(msgspec.Struct, gc=False):
@@ -172,7 +172,7 @@ def _scan(messages: Sequence[Message]) -> _Scan:
             results.append(content if type(content) is str else message.text)
             if message.extra:
                 has_flags = True
-        elif role not in ROLES:
+        elif role not in ROLES or (message.reasoning and repeats_thought(message)):
             is_usual = False
     return _Scan(calls, names, answered, results, has_flags, is_usual)
 

@@ -17,7 +17,7 @@ import msgspec
 from pairwright.errors import SourceError
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json
-from pairwright.sources.datasets.row_names import LOWER_IS_BETTER, is_score_name, words_of
+from pairwright.sources.datasets.row_names import LOWER_IS_BETTER, answer_rank, is_score_name, words_of
 from pairwright.sources.fields import identifier, index, value_at, words
 from pairwright.sources.reward_expressions import evaluate, parse_reward
 from pairwright.sources.score_values import read_score
@@ -29,7 +29,8 @@ _MAX_DEPTH = 3
 _MAX_NAMES = 64  # of one record, for an error message
 # Fields that hold the conversation; not searched for rewards.
 _NO_SCORES = frozenset({"messages", "tools", "functions", "prompt", "completion", "conversations", "traj", "trajectory",
-                        "response", "responses_create_params", "request", "usage", "not_read"})  # fmt: skip
+                        "response", "responses_create_params", "request", "usage", "not_read",
+                        "other_events"})  # fmt: skip
 
 
 def chosen_reward(exp: Experience, expression: str, row: Any = None) -> float | None:
@@ -76,11 +77,13 @@ def score_names(components: Json, info: Json) -> list[str]:
         words = words_of(path.rpartition(".")[2])
         number = read_score(value)
         if is_score_name(path.rpartition(".")[2]) or path in REWARD_KEYS or not _SCORE_WORDS.isdisjoint(words):
-            is_word = number is None and isinstance(value, str) and 0 < len(value) <= _MAX_WORD
+            is_word = (
+                number is None and isinstance(value, str) and 0 < len(value) <= _MAX_WORD and "expected" not in words
+            )
             likely += [path] if number is not None else [f"{path}: {value}"] if is_word else []
         elif number is not None and not LOWER_IS_BETTER.isdisjoint(words):
             likely.append(f"-{path}")
-        elif number is not None and _NO_SCORE_WORDS.isdisjoint(words):
+        elif number is not None and _NO_SCORE_WORDS.isdisjoint(words) and answer_rank("_".join(words)) is None:
             possible.append(path)
     return [*likely, *possible]
 
@@ -93,7 +96,7 @@ _SCORE_WORDS = frozenset(
 _NO_SCORE_WORDS = words(
     """id ids nr no number num index idx ts time timestamp date created updated opened closed duration seconds ms s
     tokens token usd price seed temperature version run attempt step steps turn turns episode epoch page year age
-    user session row line length size count port"""
+    user session row line length size count port parallel stream store expected"""
 )
 
 

@@ -57,11 +57,19 @@ def usual_messages(messages: Sequence[Message]) -> Sequence[Message]:
         if role == "tool":
             # A result without an id after a call still has to be linked to its call.
             is_usual = is_usual and (message.tool_call_id is not None or not has_calls)
-        elif role not in ROLES:
+        elif role not in ROLES or (message.reasoning and repeats_thought(message)):
             is_usual = False
-        elif message.tool_calls:
+        if message.tool_calls:
             has_calls = True
     return messages if is_usual else _link_results(_rename(messages))
+
+
+def repeats_thought(message: Message) -> bool:
+    """Whether the text begins with the thought that the reasoning repeats: rendered, it would be trained twice."""
+    content = message.content.lstrip() if isinstance(message.content, str) else ""
+    thought = content.removeprefix("<think>").partition("</think>")[0].strip()
+    is_thought = content.startswith("<think>") and bool(thought)
+    return is_thought and (message.reasoning or "").strip().startswith(thought)
 
 
 def _rename(messages: Sequence[Message]) -> list[Message]:
@@ -70,6 +78,8 @@ def _rename(messages: Sequence[Message]) -> list[Message]:
         if message.role not in CALLS:
             role = role_of(message.role)
             renamed.append(message if role == message.role else replace(message, role=role))
+            if repeats_thought(message):
+                renamed[-1] = replace(renamed[-1], reasoning=None)
             continue
         calls = calls_of_text(message.text)
         if calls is None:

@@ -20,7 +20,6 @@ from pairwright.sources.datasets.own_turns import labels_of
 from pairwright.sources.datasets.row_layout import ANSWER_WORDS, is_turns
 from pairwright.sources.datasets.row_names import (
     CONTEXTS,
-    LOWER_IS_BETTER,
     MODELS,
     SYSTEMS,
     answer_rank,
@@ -35,7 +34,7 @@ from pairwright.sources.datasets.row_names import (
     words_of,
 )
 from pairwright.sources.field_map import parse_map, table_text
-from pairwright.sources.fields import BadRecord, score
+from pairwright.sources.fields import BadRecord
 from pairwright.sources.files import document, is_json_lines, line_units, open_bytes
 from pairwright.sources.format import Options, Rejected
 from pairwright.sources.reading import detect, read_file
@@ -49,7 +48,10 @@ _NUM_TRIED = 1000  # records that a map is tried on
 _ENDS = (".", "?", "!")
 _MORE_ANSWERS = frozenset(("result", "reply", "text", "content"))
 # Last words of field names that never hold an answer: `response.id`.
-_NO_TEXTS = frozenset(("id", "ids", "uuid", "url", "status", "type", "role", "object", "reason", "date", "time"))
+_NO_TEXTS = frozenset(
+    ("id", "ids", "uuid", "url", "status", "type", "role", "object", "reason", "date", "time", "name", "format")
+)
+_JUDGES = frozenset(("judge", "grader", "evaluator"))  # authors of texts that are not the model's answers
 _MAX_SPEAKERS = 40
 
 
@@ -132,12 +134,16 @@ def _proposals(rows: list[Json]) -> Iterator[dict[str, str]]:
     columns = _columns(rows)
     reward = _reward_path(columns)
     scored = {} if reward is None else {"reward": reward}
-    tasks = [path for path in columns if path.rpartition(".")[2] in TASK_KEYS and "." in path]
-    rest = {**scored, **({"task": tasks[0]} if tasks else {})}
+    tasks = {path.rpartition(".")[2]: path for path in columns if "." in path}
+    rest = {**scored, **next(({"task": tasks[key]} for key in TASK_KEYS if key in tasks), {})}
+    whole = [path for path, values in columns.items() if any(map(_ends_with_answer, values))]
+    if len(whole) == 1:  # one of several conversations would silently drop the others
+        yield {"messages": whole[0], **rest}
     prompts, answers = _nearest(columns, _prompt_distance), _nearest(columns, _answer_distance)
+    prompts = [path for path in prompts if path not in whole]
     if not answers:  # the only remaining text, whatever its name
         texts = [path for path in columns if path not in prompts and not is_reference_name(path)]
-        texts = [path for path in texts if not is_asker_name(plain_name(path.rpartition(".")[2]))]
+        texts = [path for path in texts if not _is_no_answer(path)]
         texts = [path for path in texts if _is_prose(columns[path]) and isinstance(columns[path][0], str)]
         answers = texts if len(texts) == 1 else []
     system = next((path for path in columns if plain_name(path.rpartition(".")[2]) in SYSTEMS), None)
@@ -217,10 +223,22 @@ def _answer_distance(path: str, values: list[Any]) -> int | None:
     is_text = all(isinstance(value, str) or is_turns(value) for value in values)
     if is_reference_name(path) or not is_text or all(read_score(value) is not None for value in values):
         return None
-    if last in MODELS or is_asker_name(plain_name(last)) or not _NO_TEXTS.isdisjoint(words_of(last)[-1:]):
+    if last in MODELS or _is_no_answer(path):
         return None
     is_named = any(_is_answer(word) for word in words_of(last))  # `gpt4_answer`
     return 0 if is_named else _distance(path, _is_answer)
+
+
+def _ends_with_answer(value: Any) -> bool:
+    """Whether a value is a whole conversation: turns of which the last is the model's."""
+    last = value[-1] if is_turns(value) else None
+    return isinstance(last, dict) and speaker_role(last.get("role", last.get("from"))) == "assistant"
+
+
+def _is_no_answer(path: str) -> bool:
+    last = path.rpartition(".")[2]
+    is_asked = is_asker_name(plain_name(last)) or not _NO_TEXTS.isdisjoint(words_of(last)[-1:])
+    return is_asked or not _JUDGES.isdisjoint(words_of(path))
 
 
 def _nearest(columns: dict[str, list[Any]], distance_of: Callable[[str, list[Any]], int | None]) -> list[str]:
@@ -263,12 +281,9 @@ def _scores_of(group: list[str], columns: dict[str, list[Any]]) -> dict[str, str
 
 
 def _reward_path(columns: dict[str, list[Any]]) -> str | None:
-    """Return the path of the score; with a leading minus if lower is better."""
+    """Return the path of the score. Numbers of which less is better (cost, latency) are left to the user."""
     numbers = [path for path, values in columns.items() if all(read_score(value) is not None for value in values)]
-    scored = [path for path in numbers if any(is_score_name(step) for step in path.split("."))]
-    lower = [path for path in numbers if not LOWER_IS_BETTER.isdisjoint(words_of(path.rpartition(".")[2]))]
-    lower = [path for path in lower if all(score(value) is not None for value in columns[path])]
-    return scored[0] if scored else f"-{lower[0]}" if lower and "." not in lower[0] else None
+    return next((path for path in numbers if any(is_score_name(step) for step in path.split("."))), None)
 
 
 def _message_maps(columns: dict[str, list[Any]], rows: list[Json], rest: dict[str, str]) -> Iterator[dict[str, str]]:

@@ -369,16 +369,18 @@ def load_policy_data(
         last = {uid: place for place, uid in encoded}
         signals = read_token_signals(table, cached, last, tokens)
     places, values, groups = [], [], []
+    unscored: set[str] = set()  # ids: a run may be several sequences
     number_of: dict[str, int] = {}  # groups, numbered by first occurrence
     for place, uid in encoded:
         group, reward = rewards[uid]
         if reward is None and not signals.has(uid):
-            counts["unscored"] += 1
+            unscored.add(uid)
             if scored:
                 continue
         places.append(place)
         values.append(np.nan if reward is None else reward)
         groups.append(number_of.setdefault(group, len(number_of)))
+    counts.update({"unscored": len(unscored)} if unscored else {})
     if not places:
         what = "scored run" if scored else "run"
         raise DataError(

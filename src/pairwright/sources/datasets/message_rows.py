@@ -173,9 +173,11 @@ def _shared_key(rows: list[Any], names: tuple[str, ...]) -> str | None:
 
 def _roots(rows: list[Any]) -> dict[int, int | str]:
     """Return the id of the first message in each row's tree, by row number; {} if rows do not name their parents."""
-    id_key, parent_key = _shared_key(rows, _IDS), _shared_key(rows, PARENTS)
-    if id_key is None or parent_key is None or not all(isinstance(row, dict) for row in rows):
+    id_key, parent_key = _link_keys(rows)
+    if parent_key is None or not all(isinstance(row, dict) for row in rows):
         return {}
+    if id_key is None:
+        raise BadRecord(f"{parent_key} names messages by an id that no field of theirs has")
     parents = {identifier(row.get(id_key)): identifier(row.get(parent_key)) for row in rows}
     roots: dict[int, int | str] = {}
     for number, row in enumerate(rows):
@@ -187,6 +189,17 @@ def _roots(rows: list[Any]) -> dict[int, int | str]:
         if name is not None:
             roots[number] = name
     return roots
+
+
+def _link_keys(rows: list[Any]) -> tuple[str | None, str | None]:
+    """Return the keys of a message's id and of its parent's; an id of an unusual name is found by its values."""
+    rows = [row for row in rows if isinstance(row, dict)]
+    id_key, parent_key = _shared_key(rows, _IDS), _shared_key(rows, PARENTS)
+    if id_key is None and parent_key is not None:
+        parents = {identifier(row.get(parent_key)) for row in rows} - {None}
+        others = (key for key in rows[0] if key != parent_key)
+        id_key = next((key for key in others if parents <= {identifier(row.get(key)) for row in rows}), None)
+    return id_key, parent_key
 
 
 def _in_order(rows: list[Json]) -> list[Json]:
@@ -248,7 +261,7 @@ def _seconds(value: Any) -> float | None:
 def _ways(rows: list[Json]) -> list[list[Json]]:
     """Return the paths from a first message to a last one; rows without parents form one path, in order."""
     ordered = _in_order(rows)
-    id_key, parent_key = _shared_key(rows, _IDS), _shared_key(rows, PARENTS)
+    id_key, parent_key = _link_keys(rows)
     if id_key is None or parent_key is None:
         return [ordered]
     by_id = {identifier(row.get(id_key)): row for row in ordered}

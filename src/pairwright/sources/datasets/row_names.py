@@ -140,7 +140,9 @@ LOWER_IS_BETTER = _names(
 _NO_SCORES = _names(
     "max maximum min minimum possible threshold baseline expected reference gold target id std variance"
 )
-_NO_SCORES_LAST = _names("answer answers option options choice key response output index count name text reason")
+_NO_SCORES_LAST = _names(
+    "answer answers option options choice key response output index count name text reason enabled disabled"
+)
 RANKS = _names("rank ranking rang platz place")  # 1 is the best
 # The expected answer, never an answer of the model.
 REFERENCE_WORDS = _names(

@@ -518,7 +518,8 @@ def _info_of(answer: Answer) -> Json:
 def records_in(document: Any) -> list[Any]:
     """Return the rows of a document that stores them in a list, by id, or by column; else [].
 
-    {tickets: [row, ...]}, {rows: [{row_idx, row: {}}]} of the dataset viewer, {id: row}, {prompt: [...], answer: [...]}
+    {tickets: [row, ...]}, {rows: [{row_idx, row: {}}]} of the dataset viewer, {id: row}, {id: [message, ...]},
+    {prompt: [...], answer: [...]}
     """
     if not isinstance(document, dict) or any(map(_is_spans, document.items())):
         return []
@@ -528,11 +529,16 @@ def records_in(document: Any) -> list[Any]:
         is_table = len(set(map(len, parts))) == 1 and not any(
             isinstance(x, dict | list) for part in parts for x in part
         )
-        return [dict(zip(document, cells, strict=True)) for cells in zip(*parts, strict=True)] if is_table else []
+        if is_table:
+            return [dict(zip(document, cells, strict=True)) for cells in zip(*parts, strict=True)]
+        # Ids have digits. Numbered candidates of one row have them, too: such a document matches as a row.
+        chats = [{"id": key, "messages": part} for key, part in document.items() if any(map(str.isdigit, key))]
+        return chats if len(chats) == len(parts) and all(map(matches, chats)) and not matches(document) else []
     if matches(document):  # a single row, even if it has lists
         return []
     if len(parts) > 1 and all(isinstance(part, dict) for part in parts):
-        return parts if all(part.keys() == parts[0].keys() and matches(part) for part in parts) else []
+        # A row among them that cannot be read, such as an empty chat, is refused alone.
+        return parts if all(part.keys() == parts[0].keys() for part in parts) and any(map(matches, parts)) else []
     lists = [part for part in parts if isinstance(part, list) and part and isinstance(part[0], dict)]
     found = [[item["row"] if has(item, "row_idx", "row") else item for item in part] for part in lists]
     found = [rows for rows in found if matches(rows[0])]

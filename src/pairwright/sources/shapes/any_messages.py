@@ -364,7 +364,7 @@ def _from_list(value: list[Any], where: str, role: str, depth: int) -> list[Mess
     value = name_tool_turns(value)
     shaped = [isinstance(item, dict) and _is_message(item) for item in value]
     if not any(shaped):
-        if all(_type(item) in _CONTENT_TYPES for item in value):
+        if all(_type(item) in _CONTENT_TYPES for item in value) or (role == "assistant" and _are_calls(value)):
             return _messages({"role": role, "content": value}, where)
         # One response in a list, or contents without a role.
         if len(value) == 1 and isinstance(value[0], dict):
@@ -385,7 +385,7 @@ def _is_item(value: Json) -> bool:
 def _is_message(value: Json) -> bool:
     role = value.get("role")
     if isinstance(role, str):  # a JSON answer that happens to have a "role" is not a message
-        return role in _KNOWN_ROLES and not _BODY.isdisjoint(value)
+        return role.lower() in _KNOWN_ROLES and not _BODY.isdisjoint(value)
     if value.get("lc") is not None or value.get("type") == "constructor":
         return isinstance(value.get("kwargs"), dict)
     kind = _type(value)

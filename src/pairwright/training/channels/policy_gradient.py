@@ -68,8 +68,9 @@ class PolicyChannel(Channel):
         for name, num in (("token_rewards_unused", len(left)), ("unscored", unscored)):
             if num:
                 self.counts[name] = self.counts.get(name, 0) + num
-        missing = sum(data.sequences[int(item)].logprobs is None for item in active)
-        note = f"grpo: {missing} of {len(active)} runs have no recorded log-probabilities: their ratio is 1"
+        missing = len({data.ids[item] for item in active if data.sequences[int(item)].logprobs is None})
+        num_runs = len({data.ids[item] for item in active})
+        note = f"grpo: {missing} of {num_runs} runs have no recorded log-probabilities: their ratio is 1"
         self.notes = [note] if missing else []
         self.notes += [] if options.sft_loss_weight or options.kl_weight else [f"warning: grpo: {NO_ANCHOR}"]
         self._num_good = 0.0  # trained tokens of the update's runs with a positive advantage
