@@ -28,7 +28,7 @@ def start(
     folder: Path,
     command: Sequence[str],
     *,
-    directory: Path | None = None,
+    directory: str | Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> int:
     """Start a command in a new session and return its process id. Its output is appended to `folder/log`.

@@ -5,6 +5,7 @@ tool results, recorded ids and call arguments are trained as in the local backen
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -13,10 +14,9 @@ from pairwright.config import Config
 from pairwright.config.train_config import LEARNING_RATE, TrainConfig
 from pairwright.errors import ConfigError
 from pairwright.export.exporter import begins_with_text
-from pairwright.jobs import local, process
+from pairwright.jobs import process
 from pairwright.jobs.dataset import Dataset, with_split
 from pairwright.jobs.job import (
-    Backend,
     BackendError,
     Job,
     JobRequest,
@@ -25,10 +25,9 @@ from pairwright.jobs.job import (
     Status,
     change_job,
     new_job,
-    write_job,
     write_yaml,
 )
-from pairwright.jobs.local import PROCESS, launch, process_status, serve_result
+from pairwright.jobs.local import LOCAL, PROCESS, launch, process_status, serve_result
 from pairwright.jobs.translation import (
     has_curriculum_order,
     micro_batch,
@@ -68,9 +67,7 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
         "num_steps": _num_steps(config.train, dataset),
     }
     job = change_job(new_job("trl", model=request.model, pairs=request.pairs), details=details)
-    if not request.launch:
-        return write_job(folder, msgspec.structs.replace(job, state=JobState.PREPARED))
-    return launch(folder, job, command, say=say)
+    return launch(folder, job, command, is_started=request.launch, say=say)
 
 
 def write_rows(folder: Path, request: JobRequest, config: Config, kind: str, model: Path) -> Dataset:
@@ -188,18 +185,13 @@ def _check(train: TrainConfig, options: Json) -> str:
     weights = {name: weight for name, weight in train.channels.model_dump().items() if weight}
     kind = next(iter(weights), "")
     refuse_options(
+        train,
         {
             "train.channels (one of dpo, sft and kto, with weight 1)": kind not in _KINDS or weights != {kind: 1.0},
             "train.dpo.loss kto": "kto" in train.dpo.losses,
             "train.kto.sft_loss_weight": bool(train.kto.sft_loss_weight),
-            "train.reference": train.reference != "initial",
-            "train.quantization": train.quantization != "none",
-            "train.early_stopping_patience": train.early_stopping_patience is not None,
-            "train.dump_batches": train.dump_batches > 0,
             "train.shuffle": not train.shuffle,
-            "train.shuffle_by": train.shuffle_by is not None,
             "train.min_learning_rate": train.min_learning_rate > 0,
-            "train.finetuning_type lora_merged": train.finetuning_type == "lora_merged",
             "train.dropout": train.dropout,
             "train.dpo.anchor_weight": train.dpo.anchor_weight > 0,
             "train.early_stop": train.early_stop,
@@ -250,12 +242,4 @@ def _progress(folder: Path, job: Job) -> Status:
     )
 
 
-TRL = Backend(
-    name="trl",
-    submit=submit,
-    status=status,
-    cancel=local.cancel,
-    deploy=deploy,
-    logs=local.logs,
-    wait_limits=local.wait_limits,
-)
+TRL = replace(LOCAL, name="trl", submit=submit, status=status, deploy=deploy)
