@@ -157,16 +157,11 @@ class CustomizerApi(Dialect):
 
     def create_namespace(self, namespace: str) -> bool:
         """Create a namespace in the entity store and the data store. Returns False if it existed in both."""
-        entity = self._created(
-            "POST",
-            self.host,
-            "/v1/namespaces",
-            json={"id": namespace, "description": "Made by pairwright"},
-            there=(409,),
-        )
+        body = {"id": namespace, "description": "Made by pairwright"}
+        entity = self._created(self.host, "/v1/namespaces", json=body)
         # If the namespace exists, data stores respond with 409 or 422.
         store = self._created(
-            "POST", self.datastore_host, "/v1/datastore/namespaces", data={"namespace": namespace}, there=(409, 422)
+            self.datastore_host, "/v1/datastore/namespaces", data={"namespace": namespace}, there=(409, 422)
         )
         return entity or store
 
@@ -178,7 +173,7 @@ class CustomizerApi(Dialect):
             "files_url": f"hf://datasets/{namespace}/{name}",
             "description": "Preference pairs, written by pairwright",
         }
-        return self._created("POST", self.host, "/v1/datasets", json=body, there=(409,))
+        return self._created(self.host, "/v1/datasets", json=body)
 
     def create_job(self, job: Job, *, seed: int) -> Json:
         settings, details = self.settings, job.details
@@ -236,11 +231,9 @@ class CustomizerApi(Dialect):
         if step and percentage:
             # The service does not report the number of steps: estimated from the percentage.
             done = round(step * 100 / percentage)
-        messages = [log.get("message") for log in answer.get("status_logs") or [] if isinstance(log, dict)]
-        details = [
-            log.get("detail") for log in answer.get("status_logs") or [] if isinstance(log, dict) and log.get("detail")
-        ]
-        words = str(messages[-1]) if messages and messages[-1] else ""
+        logs = [log for log in answer.get("status_logs") or [] if isinstance(log, dict)]
+        details = [log["detail"] for log in logs if log.get("detail")]
+        words = str(logs[-1].get("message") or "") if logs else ""
         if state is JobState.FAILED and details:
             words = f"{words}: {details[-1]}" if words else str(details[-1])
         return Status(
@@ -275,9 +268,9 @@ class CustomizerApi(Dialect):
                 nim["image_name"] = wanted.image_name
             shared = {"name": name, "namespace": namespace, "description": wanted.description}
             settings = {**shared, "model": model, "nim_deployment": nim}
-            api._created("POST", api.host, "/v1/deployment/configs", json=settings, there=(409,))
+            api._created(api.host, "/v1/deployment/configs", json=settings)
             body = {**shared, "config": f"{namespace}/{name}"}
-            is_new = api._created("POST", api.host, "/v1/deployment/model-deployments", json=body, there=(409,))
+            is_new = api._created(api.host, "/v1/deployment/model-deployments", json=body)
             # A generated name is unique to this job; one chosen by the user may be in use.
             models = None
             if not is_new and wanted.deployment_name is not None:

@@ -86,14 +86,6 @@ def is_alive(folder: Path) -> bool:
     return False
 
 
-def process_id(folder: Path) -> int | None:
-    """Return the id of the latest process of a folder; None if it is not written yet."""
-    try:
-        return int((folder / LOCK).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-
-
 def exit_code(folder: Path) -> int | None:
     """Return None while the process is alive, else its exit code, or KILLED if it left none."""
     if is_alive(folder):
@@ -119,8 +111,11 @@ def describe_exit(folder: Path, code: int) -> str:
 
 def send(folder: Path, number: signal.Signals) -> bool:
     """Send a signal to the process group. Returns False if it is not alive or its id is not written yet."""
-    pid = process_id(folder)
-    if pid is None or not is_alive(folder):
+    try:
+        pid = int((folder / LOCK).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    if not is_alive(folder):
         return False
     try:
         os.killpg(pid, number)
@@ -146,7 +141,7 @@ def log_end(folder: Path, count: int) -> list[str]:
     return [line for line in last_lines(folder / LOG, 10_000) if line.strip()][-count:]
 
 
-def follow(folder: Path, *, interval_seconds: float = 0.5) -> Iterator[str]:
+def follow(folder: Path) -> Iterator[str]:
     """Yield the lines of the log as they are written, until the process ends."""
     position = 0
     while True:
@@ -164,4 +159,4 @@ def follow(folder: Path, *, interval_seconds: float = 0.5) -> Iterator[str]:
             pass
         if not alive:
             return
-        time.sleep(interval_seconds)
+        time.sleep(0.5)

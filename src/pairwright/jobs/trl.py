@@ -64,7 +64,8 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
         "config": str(path),
         "files": dataset.as_json(),
         "script": " ".join(command),
-        "num_steps": _num_steps(config.train, dataset),
+        "num_steps": config.train.max_steps
+        or config.train.epochs * steps_per_epoch(dataset.num_training, config.train, keeps_rest=True),
     }
     job = change_job(new_job("trl", model=request.model, pairs=request.pairs), details=details)
     return launch(folder, job, command, is_started=request.launch, say=say)
@@ -158,6 +159,13 @@ def trl_tree(config: Config, dataset: Dataset, *, kind: str, model: str, output:
     if kind == "kto":
         names = ("beta", "desirable_weight", "undesirable_weight")
         arguments |= {"loss_type": train.kto.loss, **{name: getattr(train.kto, name) for name in names}}
+    lora = {
+        "task_type": "CAUSAL_LM",
+        "r": train.lora.adapter_dim,
+        "lora_alpha": int(train.lora.alpha),
+        "lora_dropout": train.lora.adapter_dropout,
+        "target_modules": list(train.lora.target_modules or ()) or "all-linear",
+    }
     return {
         "kind": kind,
         "model": model,
@@ -166,7 +174,7 @@ def trl_tree(config: Config, dataset: Dataset, *, kind: str, model: str, output:
         "arguments": arguments | config.backend.trl.options,
         # The loss of the section train.dpo, even if TRL has no name for it.
         "terms": train.dpo.model_dump(mode="json", exclude_unset=True) if kind == "dpo" else None,
-        "lora": _lora(train) if train.finetuning_type == "lora" else None,
+        "lora": lora if train.finetuning_type == "lora" else None,
     }
 
 
@@ -201,20 +209,6 @@ def _check(train: TrainConfig, options: Json) -> str:
     if "output_dir" in options:
         raise ConfigError("backend.trl.options: output_dir is the folder of the job")
     return kind
-
-
-def _lora(train: TrainConfig) -> Json:
-    return {
-        "task_type": "CAUSAL_LM",
-        "r": train.lora.adapter_dim,
-        "lora_alpha": int(train.lora.alpha),
-        "lora_dropout": train.lora.adapter_dropout,
-        "target_modules": list(train.lora.target_modules or ()) or "all-linear",
-    }
-
-
-def _num_steps(train: TrainConfig, dataset: Dataset) -> int:
-    return train.max_steps or train.epochs * steps_per_epoch(dataset.num_training, train, keeps_rest=True)
 
 
 def _progress(folder: Path, job: Job) -> Status:
