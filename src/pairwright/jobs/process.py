@@ -86,6 +86,14 @@ def is_alive(folder: Path) -> bool:
     return False
 
 
+def process_id(folder: Path) -> int | None:
+    """Return the id of the latest process of a folder; None if it is not written yet."""
+    try:
+        return int((folder / LOCK).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
 def exit_code(folder: Path) -> int | None:
     """Return None while the process is alive, else its exit code, or KILLED if it left none."""
     if is_alive(folder):
@@ -111,11 +119,8 @@ def describe_exit(folder: Path, code: int) -> str:
 
 def send(folder: Path, number: signal.Signals) -> bool:
     """Send a signal to the process group. Returns False if it is not alive or its id is not written yet."""
-    try:
-        pid = int((folder / LOCK).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    if not is_alive(folder):
+    pid = process_id(folder)
+    if pid is None or not is_alive(folder):
         return False
     try:
         os.killpg(pid, number)
