@@ -5,8 +5,10 @@ import json
 import pytest
 
 from jobs.made_pairs import pair, pair_with_tool_results, pairs_table
+from pairwright.config.backend_config import NemoRlConfig
 from pairwright.jobs import BackendError
-from pairwright.jobs.dataset import refuse_unfaithful, write_dataset
+from pairwright.jobs.dataset import write_dataset
+from pairwright.jobs.nemo_rl import refuse_unfaithful
 
 NAMES = ("train.jsonl", "validation.jsonl")
 
@@ -76,6 +78,6 @@ def test_what_does_not_fit_is_counted_and_nothing_at_all_is_refused(tmp_path):
 def test_data_that_would_be_trained_otherwise_is_refused_unless_accepted(tmp_path):
     made = written(tmp_path, [pair_with_tool_results(task) for task in range(20)])
     assert made.noted == {"several_messages_a_side": 20, "arguments_as_text": 20}
-    with pytest.raises(BackendError, match=r"several_messages_a_side 20.*a\.key: true"):
-        refuse_unfaithful(made, trainer="TRL", is_accepted=False, key="a.key")
-    refuse_unfaithful(made, trainer="TRL", is_accepted=True, key="a.key")
+    with pytest.raises(BackendError, match=r"several_messages_a_side 20.*accept_other_data: true"):
+        refuse_unfaithful(made, NemoRlConfig())
+    refuse_unfaithful(made, NemoRlConfig(accept_other_data=True))

@@ -89,7 +89,7 @@ def test_a_log_is_followed_to_the_end_of_its_process(tmp_path):
     process.start(
         tmp_path, [sys.executable, "-c", "import time\nfor n in range(5): print(n, flush=True); time.sleep(0.02)"]
     )
-    assert list(process.follow(tmp_path, interval_seconds=0.01)) == ["0", "1", "2", "3", "4"]
+    assert list(process.follow(tmp_path)) == ["0", "1", "2", "3", "4"]
 
 
 def test_a_command_whose_runner_was_killed_is_still_known_to_live(tmp_path):

@@ -18,7 +18,7 @@ from nat.data_models.evaluator import EvalInput, EvalInputItem
 from nat.data_models.finetuning import DPOItem, Trajectory, TrajectoryCollection
 
 from pairwright.config.customizer_config import NemoCustomizerConfig
-from pairwright.jobs import BACKENDS, customizer, customizer_files
+from pairwright.jobs import BACKENDS, customizer
 from pairwright.nat import (
     CandidateStep,
     CustomizerHyperparameters,
@@ -92,7 +92,8 @@ class Adapter(PairwrightTrainerAdapter):
         with TemporaryDirectory() as folder:
             pairs = self._store_pairs(trajectories, Path(folder))
             settings = self.adapter_config.job_config().backend.nemo_customizer
-            dataset = customizer_files.export(pairs, Path(folder) / "files", settings, seed=0)
+            here = SimpleNamespace(settings=settings.model_copy(update={"dataset_output_dir": None}))
+            dataset = customizer.CustomizerApi.export(here, pairs, Path(folder) / "files", seed=0)  # type: ignore[arg-type]
             validation = dataset.training if dataset.validation is None else dataset.validation
             return dataset.training.read_text(), validation.read_text()
 

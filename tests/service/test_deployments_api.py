@@ -9,6 +9,7 @@ from pairwright.jobs.job import JobState
 from pairwright.service.rows import job_rows as jobs
 from pairwright.service.rows.api_tokens import create_token
 from pairwright.service.rows.database import deployments
+from pairwright.service.run.deployments import Deployments
 
 pytestmark = pytest.mark.stress
 
@@ -125,8 +126,6 @@ def test_a_model_server_answers_to_the_service_alone(tmp_path):
     import httpx
     from service_process import until
 
-    from pairwright.service.run.deployments import Deployments
-
     command = (sys.executable, str(Path(__file__).with_name("service_model.py")))
     with application(tmp_path, model_command=command, stop_seconds=1.0) as (client, context):
         with_dataset(client)
@@ -198,7 +197,7 @@ def test_an_endpoint_elsewhere_is_asked_only_if_the_operator_allows_it(tmp_path)
     try:
         with application(tmp_path / "closed") as (client, _):
             assert code(client.post("/v1/deployment/configs", json=body)) == (422, "endpoint_not_allowed")
-        with application(tmp_path / "open", external_endpoints=(url,)) as (client, _):
+        with application(tmp_path / "open", external_endpoints=(url,)) as (client, context):
             config = client.post("/v1/deployment/configs", json=body).json()
             assert config["external_endpoint"]["api_key"] == "***"
             deployment = client.post("/v1/deployment/model-deployments", json={"name": "d", "config": "default/c"})
@@ -206,6 +205,16 @@ def test_an_endpoint_elsewhere_is_asked_only_if_the_operator_allows_it(tmp_path)
             assert '"k"' not in deployment.text
             assert client.post("/v1/chat/completions", json={"model": "m"}).json() == {}
             assert headers_seen == [("/v1/chat/completions", "Bearer k")]
+            Deployments(context).stop()  # ends the servers of this machine only
+            assert client.get("/v1/deployment/model-deployments/default/d").json()["deployed"]
+            # The same model from here needs a server here: the row of the endpoint is replaced.
+            with_dataset(client)
+            model = finished_job(client, context)
+            path = "/v1/deployment/model-deployments/default/e"
+            elsewhere = {"external_endpoint": {"host_url": url, "enabled_models": [model]}}
+            client.post("/v1/deployment/model-deployments", json={"name": "e", "config": elsewhere})
+            changed = client.patch(path, json={"config": {"model": model}}).json()
+            assert changed["status_details"]["status"] == "created"
     finally:
         server.shutdown()
         server.server_close()

@@ -84,7 +84,7 @@ def test_the_command_takes_a_condition_with_quotes(model, tmp_path):
 
 
 def test_trainers_that_get_text_refuse_it():
-    from pairwright.jobs.translation import refuse_untranslatable
+    from pairwright.jobs.nemo_rl import refuse_untranslatable
 
     with pytest.raises(ConfigError, match=r"train\.where"):
-        refuse_untranslatable(config("dpo", "gap > 0").train, trainer="NeMo RL", losses=("sigmoid",), more={})
+        refuse_untranslatable(config("dpo", "gap > 0").train)

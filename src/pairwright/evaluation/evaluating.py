@@ -13,8 +13,7 @@ from pairwright.config.config_file import adjust_config
 from pairwright.errors import ConfigError
 from pairwright.evaluation import evaluation
 from pairwright.evaluation.comparison import CompareOptions, Metric
-from pairwright.evaluation.evaluate_options import evaluate_settings
-from pairwright.evaluation.evaluation import Evaluation, write_evaluation
+from pairwright.evaluation.evaluation import Evaluation, evaluate_settings, write_evaluation
 from pairwright.evaluation.held_out_runs import evaluate_models
 from pairwright.evaluation.scores import Scores, read_scores
 from pairwright.records.messages import Json

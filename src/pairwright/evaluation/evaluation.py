@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from pairwright.config import EvaluateConfig
+from pairwright.config.sections import CompareTerms
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.evaluation.comparison import NUM_RESAMPLES, CompareOptions, Comparison, Metric, compare
 from pairwright.evaluation.gate import Gate, Verdict, judge
@@ -64,6 +66,16 @@ def evaluate(
             judged = compare(before, after, metrics[0], options.model_copy(update={"confidence": gate.confidence}))
         verdict = judge(judged, gate)
     return Evaluation(*(names or (before.source, after.source)), comparisons, options, verdict)
+
+
+def evaluate_settings(section: EvaluateConfig, *, seed: int) -> dict[str, Any]:
+    """The `evaluate` section of a configuration as keyword arguments of `evaluate`."""
+    terms = {name: getattr(section, name) for name in CompareTerms.model_fields}
+    return {
+        "metrics": tuple(Metric(metric.name, metric.better) for metric in section.metrics),
+        "options": CompareOptions(**terms, seed=seed),
+        "gate": section.gate,
+    }
 
 
 def write_evaluation(folder: Path, evaluation: Evaluation) -> Path:

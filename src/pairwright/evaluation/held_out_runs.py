@@ -8,8 +8,7 @@ from pairwright.collection.counters import Status
 from pairwright.collection.runner import Collected, Workflow, collect
 from pairwright.config import Config
 from pairwright.errors import ConfigError
-from pairwright.evaluation.evaluate_options import evaluate_settings
-from pairwright.evaluation.evaluation import Evaluation, evaluate
+from pairwright.evaluation.evaluation import Evaluation, evaluate, evaluate_settings
 from pairwright.evaluation.scores import Scores, read_scores
 from pairwright.records.messages import Json
 

@@ -23,7 +23,7 @@ from pairwright.config import Config, load_config
 from pairwright.config.user_code import load_function
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.evaluation.comparison import Metric, compare
-from pairwright.evaluation.evaluate_options import evaluate_settings
+from pairwright.evaluation.evaluation import evaluate_settings
 from pairwright.evaluation.held_out_runs import holdout_scores, play_holdout
 from pairwright.evaluation.paired_statistics import seed_interval
 from pairwright.evaluation.scores import Scores

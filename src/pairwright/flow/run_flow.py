@@ -173,7 +173,7 @@ class Flow:
     def _predict(self, stage: PlannedStage, plan: Plan) -> Json:
         """Add the state of a stage to the plan. Returns its result if it is known, else the part that is certain."""
         known = self.manifest.stages.get(stage.name)
-        leaves_model = stage.name.endswith("/train") and self._waits
+        leaves_model = stage.name.endswith("/train") and self.config.backend.is_followed
         # the path of the model that training will write: keys of later stages need it
         expected: Json = {"model": str(stage.folders[0] / "model")} if leaves_model else {}
         state = "done" if self._is_done(stage) else "new"
@@ -358,11 +358,6 @@ class Flow:
         loop = self.config.loop
         num_exams = {"never": 0, "last": 1, "each": loop.rounds}[loop.evaluate]
         return (4 + bool(self.config.score.scorers)) * loop.rounds + num_exams + self._deploys
-
-    @property
-    def _waits(self) -> bool:
-        """Whether the training stage waits for the end of training, so that its model is available afterwards."""
-        return self.config.backend.is_followed
 
     @property
     def _gathering(self) -> str:

@@ -4,7 +4,6 @@ Submitting exports the pairs, creates namespace and dataset, uploads the files a
 pinned to this revision. The job has the same name on the service as here, which is unique to the run.
 """
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,7 @@ import msgspec
 from pairwright.config import Config
 from pairwright.config.customizer_config import NemoCustomizerConfig
 from pairwright.errors import ConfigError, PairwrightError
-from pairwright.jobs import customizer_files
-from pairwright.jobs.dataset import Dataset
+from pairwright.jobs.dataset import Dataset, write_dataset
 from pairwright.jobs.job import (
     BackendError,
     Job,
@@ -24,9 +22,12 @@ from pairwright.jobs.job import (
     JobState,
     JobTimeout,
     Say,
+    ServiceError,
     Status,
     Unreachable,
+    WaitLimits,
     change_job,
+    poll,
     read_job,
     write_job,
 )
@@ -36,6 +37,7 @@ from pairwright.paths import write_bytes
 from pairwright.records.messages import Json
 
 _JOBS = "/v1/customization/jobs"
+TRAINING, VALIDATION = "training/training_file.jsonl", "validation/validation_file.jsonl"
 # The service's metric names -> those of our trainer.
 _NAMES = {
     "train_loss": "loss",
@@ -100,9 +102,17 @@ class CustomizerApi(Dialect):
         }
 
     def export(self, pairs: Path, folder: Path, *, seed: int) -> Dataset:
-        chosen = self.settings.dataset_output_dir
-        return customizer_files.export(
-            pairs, Path(chosen) if chosen else folder / "exports" / "customizer", self.settings, seed=seed
+        """Write the training and validation files: pairs, or only chosen sides for sft."""
+        settings = self.settings
+        chosen = settings.dataset_output_dir
+        return write_dataset(
+            pairs,
+            Path(chosen) if chosen else folder / "exports" / "customizer",
+            target="customizer-sft" if settings.hyperparameters.training_type == "sft" else "customizer",
+            names=(TRAINING, VALIDATION),
+            validation=settings.validation,
+            seed=seed,
+            history=settings.use_full_message_history,
         )
 
     def upload(self, job: Job, dataset: Dataset, say: Say) -> Json:
@@ -115,22 +125,43 @@ class CustomizerApi(Dialect):
         return {"revision": revision}
 
     def upload_files(self, dataset: Dataset, *, message: str) -> str:
-        """Upload the files in one commit. Returns its revision."""
-        repo = f"{self.settings.namespace}/{self.settings.dataset_name}"
-        return customizer_files.upload(self.datastore_host, self.hf_token, repo, dataset, message=message)
+        """Upload the files to the dataset's repository of the data store in one commit. Returns its revision."""
+        try:
+            import huggingface_hub as hub
+        except ImportError:
+            raise BackendError("huggingface_hub is not installed: pip install 'pairwright[customizer]'") from None
+        host, repo = self.datastore_host, f"{self.settings.namespace}/{self.settings.dataset_name}"
+        # False, not None: with None the client would send the locally stored token.
+        client = hub.HfApi(endpoint=f"{host}/v1/hf", token=self.hf_token or False)
+        files = {TRAINING: dataset.training} | ({VALIDATION: dataset.validation} if dataset.validation else {})
+        operations: list[hub.CommitOperationAdd | hub.CommitOperationDelete] = [
+            hub.CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(path)) for name, path in files.items()
+        ]
+        try:
+            client.create_repo(repo, repo_type="dataset", exist_ok=True)
+            if dataset.validation is None and client.file_exists(repo, VALIDATION, repo_type="dataset"):
+                operations.append(hub.CommitOperationDelete(path_in_repo=VALIDATION))  # of an earlier run
+            # if nothing changed, the client creates no commit and returns the last one
+            commit = client.create_commit(repo, operations=operations, repo_type="dataset", commit_message=message)
+        except Exception as error:  # the client raises errors of its HTTP library, which differ between versions
+            status = getattr(getattr(error, "response", None), "status_code", None)
+            words = f"{host}/v1/hf: upload to {repo}: {type(error).__name__}: {str(error)[:500]}"
+            # Status codes for which a retry does not help.
+            if isinstance(status, int) and status < 500 and status not in (408, 429):
+                hint = ": check backend.nemo_customizer.hf_token and the namespace" if status in (401, 403) else ""
+                raise ServiceError(words + hint, status=status) from error
+            raise Unreachable(words) from error
+        if not commit.oid:
+            raise BackendError(f"{repo}: the data store did not say which revision the upload made")
+        return str(commit.oid)
 
     def create_namespace(self, namespace: str) -> bool:
         """Create a namespace in the entity store and the data store. Returns False if it existed in both."""
-        entity = self._created(
-            "POST",
-            self.host,
-            "/v1/namespaces",
-            json={"id": namespace, "description": "Made by pairwright"},
-            there=(409,),
-        )
+        body = {"id": namespace, "description": "Made by pairwright"}
+        entity = self._created(self.host, "/v1/namespaces", json=body)
         # If the namespace exists, data stores respond with 409 or 422.
         store = self._created(
-            "POST", self.datastore_host, "/v1/datastore/namespaces", data={"namespace": namespace}, there=(409, 422)
+            self.datastore_host, "/v1/datastore/namespaces", data={"namespace": namespace}, there=(409, 422)
         )
         return entity or store
 
@@ -142,7 +173,7 @@ class CustomizerApi(Dialect):
             "files_url": f"hf://datasets/{namespace}/{name}",
             "description": "Preference pairs, written by pairwright",
         }
-        return self._created("POST", self.host, "/v1/datasets", json=body, there=(409,))
+        return self._created(self.host, "/v1/datasets", json=body)
 
     def create_job(self, job: Job, *, seed: int) -> Json:
         settings, details = self.settings, job.details
@@ -200,11 +231,9 @@ class CustomizerApi(Dialect):
         if step and percentage:
             # The service does not report the number of steps: estimated from the percentage.
             done = round(step * 100 / percentage)
-        messages = [log.get("message") for log in answer.get("status_logs") or [] if isinstance(log, dict)]
-        details = [
-            log.get("detail") for log in answer.get("status_logs") or [] if isinstance(log, dict) and log.get("detail")
-        ]
-        words = str(messages[-1]) if messages and messages[-1] else ""
+        logs = [log for log in answer.get("status_logs") or [] if isinstance(log, dict)]
+        details = [log["detail"] for log in logs if log.get("detail")]
+        words = str(logs[-1].get("message") or "") if logs else ""
         if state is JobState.FAILED and details:
             words = f"{words}: {details[-1]}" if words else str(details[-1])
         return Status(
@@ -239,9 +268,9 @@ class CustomizerApi(Dialect):
                 nim["image_name"] = wanted.image_name
             shared = {"name": name, "namespace": namespace, "description": wanted.description}
             settings = {**shared, "model": model, "nim_deployment": nim}
-            api._created("POST", api.host, "/v1/deployment/configs", json=settings, there=(409,))
+            api._created(api.host, "/v1/deployment/configs", json=settings)
             body = {**shared, "config": f"{namespace}/{name}"}
-            is_new = api._created("POST", api.host, "/v1/deployment/model-deployments", json=body, there=(409,))
+            is_new = api._created(api.host, "/v1/deployment/model-deployments", json=body)
             # A generated name is unique to this job; one chosen by the user may be in use.
             models = None
             if not is_new and wanted.deployment_name is not None:
@@ -262,32 +291,26 @@ class CustomizerApi(Dialect):
 
     def wait_for_deployment(self, folder: Path, name: str, say: Say) -> Json:
         """Poll a deployment until it is ready. Raises JobFailed if it fails, JobTimeout after the timeout."""
-        settings = self.settings
-        started, num_failures, last = time.monotonic(), 0, None
-        while True:
-            try:
-                deployment = self.find_deployment(settings.namespace, name)
-                num_failures = 0
-            except Unreachable:
-                num_failures += 1
-                if num_failures > settings.max_status_failures:
-                    raise
-            else:
-                details = (deployment or {}).get("status_details") or {}
-                status = str(details.get("status", "missing")).lower()
-                if deployment is not None and status == "ready":
-                    return deployment
-                if status in ("failed", "error"):
-                    raise JobFailed(f"deployment {name}: {status}: {details.get('description') or 'no reason given'}")
-                if status != last:
-                    say(f"deployment {name}: {status}")
-                    last = status
-            if time.monotonic() - started > settings.deployment_timeout_seconds:
-                raise JobTimeout(
-                    f"deployment {name}: not ready after {settings.deployment_timeout_seconds:g} s (last seen: {last})."
-                    f" Wait on with: pairwright jobs deploy {folder}"
-                )
-            time.sleep(min(settings.poll_interval_seconds, settings.deployment_timeout_seconds))
+        settings, timeout, last = self.settings, self.settings.deployment_timeout_seconds, None
+        limits = WaitLimits(
+            poll_interval_seconds=min(settings.poll_interval_seconds, timeout),
+            timeout_seconds=timeout,
+            max_failures=settings.max_status_failures,
+        )
+        for deployment in poll(lambda: self.find_deployment(settings.namespace, name), limits):
+            details = (deployment or {}).get("status_details") or {}
+            status = str(details.get("status", "missing")).lower()
+            if deployment is not None and status == "ready":
+                return deployment
+            if status in ("failed", "error"):
+                raise JobFailed(f"deployment {name}: {status}: {details.get('description') or 'no reason given'}")
+            if status != last:
+                say(f"deployment {name}: {status}")
+                last = status
+        raise JobTimeout(
+            f"deployment {name}: not ready after {timeout:g} s (last seen: {last}). Wait on with: "
+            f"pairwright jobs deploy {folder}"
+        )
 
 
 def service_status(job_id: str, settings: NemoCustomizerConfig) -> Status:

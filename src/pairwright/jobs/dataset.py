@@ -96,24 +96,6 @@ def write_dataset(
     )
 
 
-def refuse_unfaithful(dataset: Dataset, *, trainer: str, is_accepted: bool, key: str) -> None:
-    """Raise if the trainer would train on other data than the pairs contain, unless the user accepted this.
-
-    Args:
-        dataset: The exported dataset.
-        trainer: Name of the trainer, for the message.
-        is_accepted: Whether the user accepted other data.
-        key: The option that accepts it.
-    """
-    losses = {reason: dataset.noted[reason] for reason in UNFAITHFUL if reason in dataset.noted}
-    if losses and not is_accepted:
-        counts = ", ".join(f"{reason} {num}" for reason, num in losses.items())
-        raise BackendError(
-            f"{trainer} would train other data than these pairs hold ({counts}; docs: Exports): "
-            f"train with the local backend, or accept it with {key}: true"
-        )
-
-
 def _lost_by_text(pairs: Path) -> dict[str, int]:
     """Count the sides that change if the trainer receives text instead of tokens.
 

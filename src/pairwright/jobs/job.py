@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from ruamel.yaml import YAML
@@ -29,6 +29,7 @@ from pairwright.paths import write_atomic, write_json
 from pairwright.records.messages import Json
 
 FILE_NAME = "job.json"
+Answer = TypeVar("Answer")
 
 
 class BackendError(PairwrightError):
@@ -245,49 +246,55 @@ class Backend:
         with contextlib.suppress(RuntimeError):  # no loop is running in this thread
             asyncio.get_running_loop()
             raise BackendError("wait was called inside an event loop, which it would block: use asyncio.to_thread")
-        limits = self.wait_limits(config)
-        started, num_failures = time.monotonic(), 0
-        while True:
-            # Read in each pass: another command may have cancelled the job.
-            job = read_job(folder)
-            try:
-                status = self.status(folder, job, config)
-                num_failures = 0
-            # A short outage of the service does not end the wait.
-            except Unreachable as error:
-                num_failures += 1
-                if num_failures > limits.max_failures:
-                    raise Unreachable(
-                        f"{job.id}: {num_failures} status calls failed in a row, the last with: {error}. The job may "
-                        f"be going on; come back to it with: pairwright jobs attach {folder}"
-                    ) from error
-            else:
+        limits, job = self.wait_limits(config), read_job(folder)
+        try:
+            # The job is read in each pass: another command may have cancelled it.
+            for status in poll(lambda: self.status(folder, read_job(folder), config), limits):
                 job = follow_status(folder, read_job(folder), status)  # `status` may have updated the job
                 show(status)
+                if status.state is JobState.COMPLETED:
+                    return status
                 if status.state in FINAL:
-                    if status.state is JobState.COMPLETED:
-                        return status
                     reason = status.message or "no reason given"
                     raise JobFailed(f"{job.id}: {status.state}: {reason}; see: pairwright jobs logs {folder}")
                 if status.state is JobState.PREPARED:
                     raise BackendError(
                         f"{job.id}: was only prepared; start it with {job.details.get('script', '--launch')}"
                     )
-            if limits.timeout_seconds is not None and time.monotonic() - started > limits.timeout_seconds:
-                raise JobTimeout(
-                    f"{job.id}: not done after {limits.timeout_seconds:g} s. Wait on with: pairwright jobs attach "
-                    f"{folder}; end it with: pairwright jobs cancel {folder}"
-                )
-            time.sleep(limits.poll_interval_seconds)
+        except Unreachable as error:
+            again = f"The job may be going on; come back to it with: pairwright jobs attach {folder}"
+            raise Unreachable(f"{job.id}: {error}. {again}") from error
+        raise JobTimeout(
+            f"{job.id}: not done after {limits.timeout_seconds:g} s. Wait on with: pairwright jobs attach "
+            f"{folder}; end it with: pairwright jobs cancel {folder}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class WaitLimits:
-    """Polling interval and timeout of `wait`. `max_failures`: consecutive status calls that may fail."""
+    """Interval and timeout of polling. `max_failures`: consecutive calls that may fail, as in a short outage."""
 
     poll_interval_seconds: float
     timeout_seconds: float | None
     max_failures: int
+
+
+def poll(ask: Callable[[], Answer], limits: WaitLimits) -> Iterator[Answer]:
+    """Yield an answer per interval, until the timeout. Raises Unreachable after too many failures in a row."""
+    started, num_failures = time.monotonic(), 0
+    while True:
+        try:
+            answer = ask()
+        except Unreachable as error:
+            num_failures += 1
+            if num_failures > limits.max_failures:
+                raise Unreachable(f"{num_failures} status calls failed in a row, the last with: {error}") from error
+        else:
+            num_failures = 0
+            yield answer
+        if limits.timeout_seconds is not None and time.monotonic() - started > limits.timeout_seconds:
+            return
+        time.sleep(limits.poll_interval_seconds)
 
 
 def follow_status(folder: Path, job: Job, status: Status) -> Job:

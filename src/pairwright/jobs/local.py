@@ -8,6 +8,7 @@ has failed, with the last line of its log as the message.
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -74,10 +75,14 @@ def launch(
     command: Sequence[str],
     *,
     say: Say,
-    directory: Path | None = None,
+    is_started: bool = True,
+    directory: str | Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Job:
-    """Start the command of a job. The job reference is written before and after."""
+    """Start the command of a job. The job reference is written before and after; unless `is_started`, only that."""
+    if not is_started:
+        # `replace`, not `change_job`: `prepared` is an initial state without transitions to it.
+        return write_job(folder, msgspec.structs.replace(job, state=JobState.PREPARED))
     # The reference is on disk before the process starts: a crash in between loses nothing.
     job = write_job(folder, change_job(job, details={**job.details, "command": list(command), "pid": None}))
     pid = process.start(folder / PROCESS, command, directory=directory, environment=environment)
@@ -214,15 +219,13 @@ def _wait_for(url: str, folder: Path) -> None:
     raise JobTimeout(f"{url}: no answer after {_SERVER_SECONDS} s; its log is {folder / SERVER / process.LOG}")
 
 
-LOCAL, RAY = (
-    Backend(
-        name=name,
-        submit=partial(submit, name),
-        status=status,
-        cancel=cancel,
-        deploy=deploy,
-        logs=logs,
-        wait_limits=wait_limits,
-    )
-    for name in ("local", "ray")
+LOCAL = Backend(
+    name="local",
+    submit=partial(submit, "local"),
+    status=status,
+    cancel=cancel,
+    deploy=deploy,
+    logs=logs,
+    wait_limits=wait_limits,
 )
+RAY = replace(LOCAL, name="ray", submit=partial(submit, "ray"))

@@ -15,7 +15,7 @@ from pairwright.errors import ConfigError
 from pairwright.jobs.dataset import Dataset, write_dataset
 from pairwright.jobs.job import BackendError, Job, JobState, Say, Status, Unreachable
 from pairwright.jobs.service_backend import Dialect
-from pairwright.jobs.service_client import as_number, require_field
+from pairwright.jobs.service_client import as_number, innermost, require_field
 from pairwright.records.messages import Json
 
 _TRAINING_STEP = "dpo-training"
@@ -125,7 +125,7 @@ class PlatformApi(Dialect):
         fileset = job.details["fileset"]
         description = f"{dataset.num_training} preference pairs by pairwright, {job.id}"
         body = {"name": fileset, "description": description, "purpose": "dataset"}
-        self._created("POST", self.host, self._files, json=body, there=(409,))
+        self._created(self.host, self._files, json=body)
         for name in _FILES:
             self.upload_file(fileset, dataset.training.with_name(name))
         say(f"uploaded to the fileset {self.settings.workspace}/{fileset}")
@@ -211,17 +211,10 @@ def _message(answer: Json, steps: list[Json], details: Json) -> str:
         for part in (*tasks, *steps, answer):
             reason = part.get("error_details") or part.get("error_stack")
             if reason:
-                return _words(reason)
+                return str(innermost(reason)).strip().rpartition("\n")[2][:500]
     if word in ("paused", "pausing"):
         return "paused on the platform"
     return str(details.get("phase") or next((step["name"] for step in steps if step.get("status") == "active"), ""))
-
-
-def _words(reason: Any) -> str:
-    if isinstance(reason, dict):
-        inner = next((reason[key] for key in ("message", "error", "detail", "reason") if reason.get(key)), None)
-        return _words(inner) if inner is not None else str(reason)[:500]
-    return str(reason).strip().rpartition("\n")[2][:500]
 
 
 NEMO_PLATFORM = PlatformApi.as_backend()

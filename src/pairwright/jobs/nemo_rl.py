@@ -7,19 +7,17 @@ warning. A job that would lose data this way is refused, unless the user accepts
 import shlex
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-
-import msgspec
 
 from pairwright.config import Config
 from pairwright.config.backend_config import NemoRlConfig
-from pairwright.config.train_config import NO_ANCHOR
+from pairwright.config.train_config import NO_ANCHOR, TrainConfig
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.export.chat_lines import Unfit, chat_message
-from pairwright.jobs import local, process
-from pairwright.jobs.dataset import refuse_unfaithful, write_dataset
+from pairwright.jobs import process
+from pairwright.jobs.dataset import UNFAITHFUL, Dataset, write_dataset
 from pairwright.jobs.job import (
-    Backend,
     BackendError,
     Job,
     JobRequest,
@@ -28,12 +26,11 @@ from pairwright.jobs.job import (
     Status,
     change_job,
     new_job,
-    write_job,
     write_yaml,
 )
-from pairwright.jobs.local import PROCESS, launch, process_status
+from pairwright.jobs.local import LOCAL, PROCESS, launch, process_status
 from pairwright.jobs.nemo_rl_config import nemo_rl_config
-from pairwright.jobs.translation import has_curriculum_order, model_folder, refuse_untranslatable
+from pairwright.jobs.translation import has_curriculum_order, model_folder, refuse_options
 from pairwright.pairs.pair_table import read_pairs
 from pairwright.paths import write_atomic
 from pairwright.records.messages import Json, Message
@@ -51,9 +48,9 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
     is_ordered = has_curriculum_order(request.pairs, trainer="NeMo RL", keeps_order=True)
     model = model_folder(request.model, trainer="NeMo RL")
     # Checked before the export, since it needs only the pairs and the tokenizer.
-    limit = config.tokens.pair_length or config.backend.nemo_rl.max_total_sequence_length
+    limit = config.tokens.pair_length or settings.max_total_sequence_length
     number = num_longer(request.pairs, model, limit=limit)
-    if number and not config.backend.nemo_rl.accept_other_data:
+    if number and not settings.accept_other_data:
         raise BackendError(
             f"{number} pairs have more than {limit} tokens, and NeMo RL would leave them out: raise "
             f"backend.nemo_rl.max_total_sequence_length, or accept it with backend.nemo_rl.accept_other_data: true"
@@ -67,9 +64,7 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
         validation=settings.validation,
         seed=config.seed,
     )
-    refuse_unfaithful(
-        dataset, trainer="NeMo RL", is_accepted=settings.accept_other_data, key="backend.nemo_rl.accept_other_data"
-    )
+    refuse_unfaithful(dataset, settings)
     say(f"exported {dataset} to {files}")
     if not config.train.dpo.foreign_sft_weight:
         say(f"warning: {NO_ANCHOR}; train.dpo.sft_loss_weight=0.1 adds one")
@@ -95,10 +90,7 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
         "dropped_an_epoch": dataset.num_training % config.train.batch_size,
     }
     job = change_job(new_job("nemo-rl", model=request.model, pairs=request.pairs), details=details)
-    if not request.launch:
-        # `replace`, not `change_job`: `prepared` is an initial state without transitions to it.
-        return write_job(folder, msgspec.structs.replace(job, state=JobState.PREPARED))
-    return launch(folder, job, ["bash", str(script)], directory=_directory(settings), say=say)
+    return launch(folder, job, ["bash", str(script)], directory=settings.directory, is_started=request.launch, say=say)
 
 
 def status(folder: Path, job: Job, config: Config) -> Status:
@@ -112,21 +104,42 @@ def deploy(folder: Path, job: Job, config: Config, say: Say) -> Json:
     )
 
 
+def refuse_untranslatable(train: TrainConfig) -> None:
+    """Raise if options are set that NeMo RL does not support."""
+    channels = train.channels.model_dump()
+    asked = {
+        "train.channels": any(weight for name, weight in channels.items() if name != "dpo"),
+        "train.channels.dpo": train.channels.dpo != 1.0,
+        "train.dpo.use_margin": train.dpo.use_margin,
+        "train.dpo.mixture": bool(train.dpo.mixture),
+        "train.dpo.label_smoothing": train.dpo.label_smoothing > 0,
+        f"train.dpo.loss {train.dpo.loss!r} (it has sigmoid)": train.dpo.loss != "sigmoid",
+        "train.optimizer": train.optimizer != "adamw",
+        "train.where": train.where is not None,
+    }
+    refuse_options(train, asked, trainer="NeMo RL")
+
+
+def refuse_unfaithful(dataset: Dataset, settings: NemoRlConfig) -> None:
+    """Raise if NeMo RL would train on other data than the pairs contain, unless the user accepted this."""
+    losses = [f"{reason} {dataset.noted[reason]}" for reason in UNFAITHFUL if reason in dataset.noted]
+    if losses and not settings.accept_other_data:
+        raise BackendError(
+            f"NeMo RL would train other data than these pairs hold ({', '.join(losses)}; docs: Exports): "
+            f"train with the local backend, or accept it with backend.nemo_rl.accept_other_data: true"
+        )
+
+
 def _check(config: Config, request: JobRequest, settings: NemoRlConfig) -> None:
     """Raise for options that NeMo RL does not support and, if launching, for missing programs and settings."""
-    train = config.train
-    refuse_untranslatable(
-        train,
-        trainer="NeMo RL",
-        losses=("sigmoid",),
-        more={
-            "train.dpo.label_smoothing": train.dpo.label_smoothing > 0,
-            "train.optimizer": train.optimizer != "adamw",
-            "train.finetuning_type lora_merged": train.finetuning_type == "lora_merged",
-        },
-    )
+    refuse_untranslatable(config.train)
     if request.launch:
-        _directory(settings)
+        if settings.directory is None:
+            raise ConfigError("backend.nemo_rl.directory: not set; give a checkout of NeMo RL to launch from")
+        if not Path(settings.directory, "examples", "run_dpo.py").is_file():
+            raise ConfigError(
+                f"backend.nemo_rl.directory: {settings.directory} has no examples/run_dpo.py: not a checkout of NeMo RL"
+            )
         if settings.num_nodes > 1:
             raise ConfigError(
                 "backend.nemo_rl.num_nodes: only one node is launched here: write the files without --launch, and give "
@@ -134,17 +147,6 @@ def _check(config: Config, request: JobRequest, settings: NemoRlConfig) -> None:
             )
         if shutil.which("uv") is None:
             raise BackendError("uv: not installed; without --launch the files are written for another machine")
-
-
-def _directory(settings: NemoRlConfig) -> Path:
-    if settings.directory is None:
-        raise ConfigError("backend.nemo_rl.directory: not set; give a checkout of NeMo RL to launch from")
-    directory = Path(settings.directory)
-    if not (directory / "examples" / "run_dpo.py").is_file():
-        raise ConfigError(
-            f"backend.nemo_rl.directory: {directory} has no examples/run_dpo.py: not a checkout of NeMo RL"
-        )
-    return directory
 
 
 def _write_script(folder: Path, path: Path, settings: NemoRlConfig) -> Path:
@@ -206,12 +208,4 @@ def _length(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: Sequen
     return len(ids)
 
 
-NEMO_RL = Backend(
-    name="nemo-rl",
-    submit=submit,
-    status=status,
-    cancel=local.cancel,
-    deploy=deploy,
-    logs=local.logs,
-    wait_limits=local.wait_limits,
-)
+NEMO_RL = replace(LOCAL, name="nemo-rl", submit=submit, status=status, deploy=deploy)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from pairwright.config import Config
-from pairwright.config.backend_config import NemoRlConfig
 from pairwright.config.customizer_config import follow_average
 from pairwright.config.train_config import LEARNING_RATE, TrainConfig
 from pairwright.errors import ConfigError
@@ -26,17 +25,68 @@ _CLASSES = {"preference": "PreferenceDataset", "binary": "BinaryPreferenceDatase
 
 def nemo_rl_config(config: Config, dataset: Dataset, *, model: str, output: Path) -> Json:
     """Build the configuration, with the overrides of the user applied last."""
-    train, settings, seed = config.train, config.backend.nemo_rl, config.seed
+    train, settings = config.train, config.backend.nemo_rl
     max_length = config.tokens.pair_length or settings.max_total_sequence_length
     num_gpus = settings.gpus_per_node * settings.num_nodes
     size, _ = micro_batch(train, num_gpus=num_gpus, trainer="NeMo RL")
     per_epoch = steps_per_epoch(dataset.num_training, train, keeps_rest=False)
+    # One micro batch on each GPU.
+    validated = max(size * num_gpus, 1)
+    # No `split`: NeMo RL uses the only split of a JSONL file, and rejects null.
+    source: Json = {"dataset_name": _CLASSES[settings.dataset]}
+    if settings.dataset == "binary":
+        source |= {"prompt_key": "prompt", "chosen_key": "chosen", "rejected_key": "rejected"}
+    name = output.name or "pairwright"
     tree: Json = {
-        "dpo": _dpo(train, dataset, num_gpus=num_gpus, size=size, per_epoch=per_epoch, seed=seed),
-        "checkpointing": _checkpointing(train, dataset, output=output, per_epoch=per_epoch),
-        "policy": _policy(train, settings, model=model, size=size, per_epoch=per_epoch, max_length=max_length),
-        "data": _data(train, settings, dataset, max_length=max_length),
-        "logger": _logger(train, output),
+        "dpo": {
+            "max_num_epochs": train.epochs,
+            "max_num_steps": train.max_steps or train.epochs * per_epoch,
+            "val_period": steps_between(train.val_check_interval, per_epoch) if dataset.validation else 0,
+            "val_batches": math.ceil(dataset.num_validation / validated) if dataset.validation else 0,
+            "val_global_batch_size": validated,
+            "val_micro_batch_size": size,
+            "val_at_start": dataset.validation is not None,
+            "val_at_end": dataset.validation is not None,
+            "seed": config.seed,
+            "reference_policy_kl_penalty": train.dpo.beta,
+            "preference_average_log_probs": train.dpo.preference_average_log_probs,
+            "sft_average_log_probs": follow_average(train.dpo.model_dump(exclude_unset=True))["sft_average_log_probs"],
+            "preference_loss_weight": train.dpo.preference_loss_weight,
+            "sft_loss_weight": train.dpo.foreign_sft_weight,
+        },
+        "checkpointing": {
+            "enabled": True,
+            "checkpoint_dir": str(output / "checkpoints"),
+            # `val:` and the name under which run_dpo.py logs the validation loss.
+            "metric_name": "val:validation-default_loss" if dataset.validation else None,
+            "higher_is_better": False,
+            "keep_top_k": train.keep_top_k,
+            "save_period": train.save_every or per_epoch,
+            "checkpoint_must_save_by": None,
+        },
+        "policy": _policy(train, model=model, size=size, per_epoch=per_epoch, max_length=max_length),
+        "data": {
+            "max_input_seq_length": max_length,
+            "shuffle": train.shuffle,
+            "num_workers": 1,
+            "train": {**source, "data_path": str(dataset.training.resolve())},
+            "validation": {**source, "data_path": str(dataset.validation.resolve())} if dataset.validation else None,
+            "default": {"prompt_file": None, "system_prompt_file": None},
+        },
+        "logger": {
+            "log_dir": str(output / "logs"),
+            "wandb_enabled": "wandb" in train.report_to,
+            "tensorboard_enabled": "tensorboard" in train.report_to,
+            "mlflow_enabled": "mlflow" in train.report_to,
+            "swanlab_enabled": False,
+            "monitor_gpus": False,
+            "num_val_samples_to_print": 0,
+            "wandb": {"project": "pairwright", "name": name},
+            "swanlab": {"project": "pairwright", "name": name},
+            "tensorboard": {"log_dir": str(output / "tensorboard")},
+            "mlflow": {"experiment_name": "pairwright", "run_name": name},
+            "gpu_monitoring": {"collection_interval": 10, "flush_interval": 10},
+        },
         "cluster": {"gpus_per_node": settings.gpus_per_node, "num_nodes": settings.num_nodes},
     }
     # Applied last, so that overrides take precedence.
@@ -45,45 +95,9 @@ def nemo_rl_config(config: Config, dataset: Dataset, *, model: str, output: Path
     return tree
 
 
-def _dpo(train: TrainConfig, dataset: Dataset, *, num_gpus: int, size: int, per_epoch: int, seed: int) -> Json:
-    """Build the section `dpo`: lengths, validation and loss."""
-    # One micro batch on each GPU.
-    validated = max(size * num_gpus, 1)
-    return {
-        "max_num_epochs": train.epochs,
-        "max_num_steps": train.max_steps or train.epochs * per_epoch,
-        "val_period": steps_between(train.val_check_interval, per_epoch) if dataset.validation else 0,
-        "val_batches": math.ceil(dataset.num_validation / validated) if dataset.validation else 0,
-        "val_global_batch_size": validated,
-        "val_micro_batch_size": size,
-        "val_at_start": dataset.validation is not None,
-        "val_at_end": dataset.validation is not None,
-        "seed": seed,
-        "reference_policy_kl_penalty": train.dpo.beta,
-        "preference_average_log_probs": train.dpo.preference_average_log_probs,
-        "sft_average_log_probs": follow_average(train.dpo.model_dump(exclude_unset=True))["sft_average_log_probs"],
-        "preference_loss_weight": train.dpo.preference_loss_weight,
-        "sft_loss_weight": train.dpo.foreign_sft_weight,
-    }
-
-
-def _checkpointing(train: TrainConfig, dataset: Dataset, *, output: Path, per_epoch: int) -> Json:
-    return {
-        "enabled": True,
-        "checkpoint_dir": str(output / "checkpoints"),
-        # `val:` and the name under which run_dpo.py logs the validation loss.
-        "metric_name": "val:validation-default_loss" if dataset.validation else None,
-        "higher_is_better": False,
-        "keep_top_k": train.keep_top_k,
-        "save_period": train.save_every or per_epoch,
-        "checkpoint_must_save_by": None,
-    }
-
-
-def _policy(
-    train: TrainConfig, settings: NemoRlConfig, *, model: str, size: int, per_epoch: int, max_length: int
-) -> Json:
+def _policy(train: TrainConfig, *, model: str, size: int, per_epoch: int, max_length: int) -> Json:
     """Build the section `policy`: model, batch sizes, parallelism, optimizer and scheduler."""
+    targets = list(train.lora.target_modules or [])
     # The file inherits nothing, so disabled features are explicit.
     return {
         "model_name": model,
@@ -106,7 +120,19 @@ def _policy(
             "custom_parallel_plan": None,
             "clear_cache_every_n_steps": None,
             "automodel_kwargs": {},
-            "lora_cfg": _lora(train),
+            "lora_cfg": {
+                "enabled": train.finetuning_type == "lora",
+                "target_modules": targets,
+                "exclude_modules": [],
+                # Without named modules, all linear layers get an adapter.
+                "match_all_linear": not targets,
+                "dim": train.lora.adapter_dim,
+                "alpha": int(train.lora.alpha),
+                "dropout": train.lora.adapter_dropout,
+                "dropout_position": "pre",
+                "lora_A_init": "xavier",
+                "use_triton": False,
+            },
         },
         "megatron_cfg": {"enabled": False},
         "dynamic_batching": {"enabled": False},
@@ -125,24 +151,6 @@ def _policy(
             },
         },
         "scheduler": _scheduler(train, train.max_steps or train.epochs * per_epoch),
-    }
-
-
-def _lora(train: TrainConfig) -> Json:
-    """Build the section `lora_cfg`."""
-    targets = list(train.lora.target_modules or [])
-    return {
-        "enabled": train.finetuning_type == "lora",
-        "target_modules": targets,
-        "exclude_modules": [],
-        # Without named modules, all linear layers get an adapter.
-        "match_all_linear": not targets,
-        "dim": train.lora.adapter_dim,
-        "alpha": int(train.lora.alpha),
-        "dropout": train.lora.adapter_dropout,
-        "dropout_position": "pre",
-        "lora_A_init": "xavier",
-        "use_triton": False,
     }
 
 
@@ -172,44 +180,6 @@ def _scheduler(train: TrainConfig, num_steps: int) -> list[Json]:
         # The step at which the next scheduler takes over.
         {"milestones": [train.warmup_steps]},
     ]
-
-
-def _data(train: TrainConfig, settings: NemoRlConfig, dataset: Dataset, *, max_length: int) -> Json:
-    """Build the section `data`."""
-    keys: Json = {"prompt_key": "prompt", "chosen_key": "chosen", "rejected_key": "rejected"}
-    named: Json = {"dataset_name": _CLASSES[settings.dataset], **(keys if settings.dataset == "binary" else {})}
-
-    def one(path: Path) -> Json:
-        # No `split`: NeMo RL uses the only split of a JSONL file, and rejects null.
-        return {**named, "data_path": str(path.resolve())}
-
-    return {
-        "max_input_seq_length": max_length,
-        "shuffle": train.shuffle,
-        "num_workers": 1,
-        "train": one(dataset.training),
-        "validation": one(dataset.validation) if dataset.validation else None,
-        "default": {"prompt_file": None, "system_prompt_file": None},
-    }
-
-
-def _logger(train: TrainConfig, output: Path) -> Json:
-    """Build the section `logger`."""
-    name = output.name or "pairwright"
-    return {
-        "log_dir": str(output / "logs"),
-        "wandb_enabled": "wandb" in train.report_to,
-        "tensorboard_enabled": "tensorboard" in train.report_to,
-        "mlflow_enabled": "mlflow" in train.report_to,
-        "swanlab_enabled": False,
-        "monitor_gpus": False,
-        "num_val_samples_to_print": 0,
-        "wandb": {"project": "pairwright", "name": name},
-        "swanlab": {"project": "pairwright", "name": name},
-        "tensorboard": {"log_dir": str(output / "tensorboard")},
-        "mlflow": {"experiment_name": "pairwright", "run_name": name},
-        "gpu_monitoring": {"collection_interval": 10, "flush_interval": 10},
-    }
 
 
 def _override(tree: Json, dotted: str, value: Any) -> None:

@@ -28,7 +28,7 @@ def start(
     folder: Path,
     command: Sequence[str],
     *,
-    directory: Path | None = None,
+    directory: str | Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> int:
     """Start a command in a new session and return its process id. Its output is appended to `folder/log`.
@@ -146,7 +146,7 @@ def log_end(folder: Path, count: int) -> list[str]:
     return [line for line in last_lines(folder / LOG, 10_000) if line.strip()][-count:]
 
 
-def follow(folder: Path, *, interval_seconds: float = 0.5) -> Iterator[str]:
+def follow(folder: Path) -> Iterator[str]:
     """Yield the lines of the log as they are written, until the process ends."""
     position = 0
     while True:
@@ -164,4 +164,4 @@ def follow(folder: Path, *, interval_seconds: float = 0.5) -> Iterator[str]:
             pass
         if not alive:
             return
-        time.sleep(interval_seconds)
+        time.sleep(0.5)

@@ -40,17 +40,18 @@ class _Failure(msgspec.Struct):
 def train_on_ray(
     config: Config,
     *,
-    model: Path,
     output: Path,
     pairs: Path | None = None,
     experience: Path | None = None,
-    validation: Path | None = None,
     tokens: Path | None = None,
-    reference_cache: Path | None = None,
     resume: bool = False,
     progress: Progress = lambda event: None,
+    **others: Path | None,
 ) -> "TrainResult":
-    """Train as `train` does, on a Ray cluster. `config.engine` selects the cluster and the number of workers."""
+    """Train as `train` does, on a Ray cluster. `config.engine` selects the cluster and the number of workers.
+
+    `others` are the model and the other folders that `train` reads.
+    """
     from pairwright.training.channels.channels import use_tokens
     from pairwright.training.run_dir import RunFolder
 
@@ -58,15 +59,7 @@ def train_on_ray(
         config, pairs, experience = use_tokens(config, tokens, pairs, experience)
     RunFolder(output, is_writer=True, resume=resume)  # refuses a folder that has a run already
     (output / _FAILURE).unlink(missing_ok=True)
-    paths = {
-        "model": model,
-        "output": output,
-        "pairs": pairs,
-        "experience": experience,
-        "validation": validation,
-        "tokens": tokens,
-        "reference_cache": reference_cache,
-    }
+    paths = {"output": output, "pairs": pairs, "experience": experience, "tokens": tokens, **others}
     # Plain data, which Ray pickles; paths are absolute, since workers have other working directories.
     task = {
         "config": config.model_dump(mode="json"),
@@ -174,26 +167,25 @@ def _watch_metrics(output: Path, progress: Progress) -> Iterator[None]:
     done = threading.Event()
     path = output / "metrics.jsonl"
     start = path.stat().st_size if path.exists() else 0
-    watcher = threading.Thread(target=_watch, args=(output, start, progress, done), daemon=True)
+
+    def watch(start: int) -> None:
+        is_last = False
+        while not is_last:
+            # True once the training has ended: one more pass reads the last rows.
+            is_last = done.wait(_POLL_SECONDS)
+            status = read_status(output)
+            for end, row in _rows(output, start):
+                start = end
+                kind = "validation" if "eval_loss" in row else "step"
+                progress({"kind": kind, "num_steps": status.num_steps if status else 0, **row})
+
+    watcher = threading.Thread(target=watch, args=(start,), daemon=True)
     watcher.start()
     try:
         yield
     finally:
         done.set()
         watcher.join()
-
-
-def _watch(output: Path, start: int, progress: Progress, done: threading.Event) -> None:
-    while True:
-        # True once the training has ended: one more pass reads the last rows.
-        is_last = done.wait(_POLL_SECONDS)
-        status = read_status(output)
-        for end, row in _rows(output, start):
-            start = end
-            kind = "validation" if "eval_loss" in row else "step"
-            progress({"kind": kind, "num_steps": status.num_steps if status else 0, **row})
-        if is_last:
-            return
 
 
 def _rows(output: Path, start: int) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -81,10 +81,10 @@ class ServiceClient:
             raise Unreachable(f"{method} {self.host}{path}: expected a JSON object, got {response.text[:200]!r}")
         return value
 
-    def _created(self, method: str, host: str, path: str, *, there: tuple[int, ...], **options: Any) -> bool:
+    def _created(self, host: str, path: str, *, there: tuple[int, ...] = (409,), **options: Any) -> bool:
         """Send a create request, with retries. Returns False on a status in `there` (already exists)."""
         try:
-            _retry(lambda: self._request(method, host, path, **options))
+            _retry(lambda: self._request("POST", host, path, **options))
         except ServiceError as error:
             if error.status in there:
                 return False
@@ -144,10 +144,14 @@ def _words(response: "httpx.Response") -> str:
         value = response.json()
     except ValueError:
         return response.text[:500]
-    # Errors may be nested, as in {"detail": {"error": {"message": ...}}}.
+    return str(innermost(value))[:1000]
+
+
+def innermost(value: Any) -> Any:
+    """Return the innermost message of an error, as in {"detail": {"error": {"message": ...}}}."""
     while isinstance(value, dict):
-        inner = next((value[key] for key in ("detail", "error", "message") if value.get(key)), None)
+        inner = next((value[key] for key in ("detail", "error", "message", "reason") if value.get(key)), None)
         if inner is None:
             break
         value = inner
-    return str(value)[:1000]
+    return value

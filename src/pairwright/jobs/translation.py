@@ -13,28 +13,17 @@ from pairwright.pairs.curriculum import read_curriculum
 from pairwright.tokens import ChatTokenizer, TokensError
 
 
-def refuse_untranslatable(train: TrainConfig, *, trainer: str, losses: tuple[str, ...], more: dict[str, bool]) -> None:
-    """Raise if options are set that `trainer` does not support. `more` maps further options to whether they are set."""
-    # Option -> whether its value is supported only by the local trainer.
+def refuse_options(train: TrainConfig, asked: dict[str, bool], *, trainer: str) -> None:
+    """Raise if an option is set that no external trainer supports, or one in `asked`, which `trainer` does not."""
     asked = {
-        "train.channels": any(weight for name, weight in train.channels.model_dump().items() if name != "dpo"),
-        "train.channels.dpo": train.channels.dpo != 1.0,
-        "train.dpo.use_margin": train.dpo.use_margin,
-        "train.dpo.mixture": bool(train.dpo.mixture),
+        **asked,
         "train.reference": train.reference != "initial",
         "train.quantization": train.quantization != "none",
         "train.early_stopping_patience": train.early_stopping_patience is not None,
         "train.dump_batches": train.dump_batches > 0,
-        "train.where": train.where is not None,
         "train.shuffle_by": train.shuffle_by is not None,
-        **more,
+        "train.finetuning_type lora_merged": train.finetuning_type == "lora_merged",
     }
-    asked[f"train.dpo.loss {train.dpo.loss!r} (it has {', '.join(losses)})"] = train.dpo.loss not in losses
-    refuse_options(asked, trainer=trainer)
-
-
-def refuse_options(asked: dict[str, bool], *, trainer: str) -> None:
-    """Raise if any option in `asked` is True: `trainer` does not support it."""
     if keys := [key for key, is_asked in asked.items() if is_asked]:
         raise ConfigError(
             f"{trainer} cannot do what these ask for: {', '.join(keys)}: leave them out, or train with "

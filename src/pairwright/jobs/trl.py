@@ -5,6 +5,7 @@ tool results, recorded ids and call arguments are trained as in the local backen
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -13,10 +14,9 @@ from pairwright.config import Config
 from pairwright.config.train_config import LEARNING_RATE, TrainConfig
 from pairwright.errors import ConfigError
 from pairwright.export.exporter import begins_with_text
-from pairwright.jobs import local, process
+from pairwright.jobs import process
 from pairwright.jobs.dataset import Dataset, with_split
 from pairwright.jobs.job import (
-    Backend,
     BackendError,
     Job,
     JobRequest,
@@ -25,10 +25,9 @@ from pairwright.jobs.job import (
     Status,
     change_job,
     new_job,
-    write_job,
     write_yaml,
 )
-from pairwright.jobs.local import PROCESS, launch, process_status, serve_result
+from pairwright.jobs.local import LOCAL, PROCESS, launch, process_status, serve_result
 from pairwright.jobs.translation import (
     has_curriculum_order,
     micro_batch,
@@ -65,12 +64,11 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
         "config": str(path),
         "files": dataset.as_json(),
         "script": " ".join(command),
-        "num_steps": _num_steps(config.train, dataset),
+        "num_steps": config.train.max_steps
+        or config.train.epochs * steps_per_epoch(dataset.num_training, config.train, keeps_rest=True),
     }
     job = change_job(new_job("trl", model=request.model, pairs=request.pairs), details=details)
-    if not request.launch:
-        return write_job(folder, msgspec.structs.replace(job, state=JobState.PREPARED))
-    return launch(folder, job, command, say=say)
+    return launch(folder, job, command, is_started=request.launch, say=say)
 
 
 def write_rows(folder: Path, request: JobRequest, config: Config, kind: str, model: Path) -> Dataset:
@@ -161,6 +159,13 @@ def trl_tree(config: Config, dataset: Dataset, *, kind: str, model: str, output:
     if kind == "kto":
         names = ("beta", "desirable_weight", "undesirable_weight")
         arguments |= {"loss_type": train.kto.loss, **{name: getattr(train.kto, name) for name in names}}
+    lora = {
+        "task_type": "CAUSAL_LM",
+        "r": train.lora.adapter_dim,
+        "lora_alpha": int(train.lora.alpha),
+        "lora_dropout": train.lora.adapter_dropout,
+        "target_modules": list(train.lora.target_modules or ()) or "all-linear",
+    }
     return {
         "kind": kind,
         "model": model,
@@ -169,7 +174,7 @@ def trl_tree(config: Config, dataset: Dataset, *, kind: str, model: str, output:
         "arguments": arguments | config.backend.trl.options,
         # The loss of the section train.dpo, even if TRL has no name for it.
         "terms": train.dpo.model_dump(mode="json", exclude_unset=True) if kind == "dpo" else None,
-        "lora": _lora(train) if train.finetuning_type == "lora" else None,
+        "lora": lora if train.finetuning_type == "lora" else None,
     }
 
 
@@ -188,18 +193,13 @@ def _check(train: TrainConfig, options: Json) -> str:
     weights = {name: weight for name, weight in train.channels.model_dump().items() if weight}
     kind = next(iter(weights), "")
     refuse_options(
+        train,
         {
             "train.channels (one of dpo, sft and kto, with weight 1)": kind not in _KINDS or weights != {kind: 1.0},
             "train.dpo.loss kto": "kto" in train.dpo.losses,
             "train.kto.sft_loss_weight": bool(train.kto.sft_loss_weight),
-            "train.reference": train.reference != "initial",
-            "train.quantization": train.quantization != "none",
-            "train.early_stopping_patience": train.early_stopping_patience is not None,
-            "train.dump_batches": train.dump_batches > 0,
             "train.shuffle": not train.shuffle,
-            "train.shuffle_by": train.shuffle_by is not None,
             "train.min_learning_rate": train.min_learning_rate > 0,
-            "train.finetuning_type lora_merged": train.finetuning_type == "lora_merged",
             "train.dropout": train.dropout,
             "train.dpo.anchor_weight": train.dpo.anchor_weight > 0,
             "train.early_stop": train.early_stop,
@@ -209,20 +209,6 @@ def _check(train: TrainConfig, options: Json) -> str:
     if "output_dir" in options:
         raise ConfigError("backend.trl.options: output_dir is the folder of the job")
     return kind
-
-
-def _lora(train: TrainConfig) -> Json:
-    return {
-        "task_type": "CAUSAL_LM",
-        "r": train.lora.adapter_dim,
-        "lora_alpha": int(train.lora.alpha),
-        "lora_dropout": train.lora.adapter_dropout,
-        "target_modules": list(train.lora.target_modules or ()) or "all-linear",
-    }
-
-
-def _num_steps(train: TrainConfig, dataset: Dataset) -> int:
-    return train.max_steps or train.epochs * steps_per_epoch(dataset.num_training, train, keeps_rest=True)
 
 
 def _progress(folder: Path, job: Job) -> Status:
@@ -250,12 +236,4 @@ def _progress(folder: Path, job: Job) -> Status:
     )
 
 
-TRL = Backend(
-    name="trl",
-    submit=submit,
-    status=status,
-    cancel=local.cancel,
-    deploy=deploy,
-    logs=local.logs,
-    wait_limits=local.wait_limits,
-)
+TRL = replace(LOCAL, name="trl", submit=submit, status=status, deploy=deploy)

@@ -182,7 +182,10 @@ def tokenizer_fields(tokenizer: ChatTokenizer, where: str, *, num_embeddings: in
     tokens = [f"[PAD{number}]" if token is None else token for number, token in enumerate(found)]
     is_bytes = isinstance(backend.decoder, decoders.ByteLevel)
     unknown = content["model"].get("unk_token")
-    added = {number: _CONTROL if token.special else _USER_DEFINED for number, token in _added(backend)}
+    added = {
+        number: _CONTROL if token.special else _USER_DEFINED
+        for number, token in backend.get_added_tokens_decoder().items()
+    }
     types = [added.get(number, _type_of(token, is_bytes)) for number, token in enumerate(found)]
     if unknown is not None:
         types[tokens.index(unknown)] = _UNKNOWN
@@ -208,10 +211,6 @@ def tokenizer_fields(tokenizer: ChatTokenizer, where: str, *, num_embeddings: in
         if rebuilt.encode(text).ids != backend.encode(text, add_special_tokens=False).ids:
             raise TokensError(f"{where}: llama.cpp has no tokenizer that encodes {text!r} as this one does")
     return fields
-
-
-def _added(backend: Tokenizer) -> Any:
-    return backend.get_added_tokens_decoder().items()
 
 
 def _type_of(token: str | None, is_bytes: bool) -> int:

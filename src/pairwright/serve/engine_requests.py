@@ -7,7 +7,7 @@ from pairwright.errors import RecordError
 from pairwright.generate import Engine, GenerateError, Request, Sampling
 from pairwright.generate.template_variables import KEY
 from pairwright.records.messages import Json, Message
-from pairwright.serve.limited_chat import WorkLimits
+from pairwright.serve.limited_chat import check_chat, check_completion
 from pairwright.serve.openai_errors import Refused
 from pairwright.serve.openai_schema import ChatAsked, CompletionAsked
 from pairwright.sources.fields import BadRecord
@@ -17,9 +17,9 @@ _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
-def chat_request(engine: Engine, asked: ChatAsked, limits: WorkLimits) -> Request:
+def chat_request(engine: Engine, asked: ChatAsked) -> Request:
     """Render a chat with the template of the model. Tools are left out if `tool_choice` is "none"."""
-    limits.check_chat(asked, engine.context)
+    check_chat(asked, engine.context)
     messages = [_message(value, f"messages[{number}]") for number, value in enumerate(asked.messages)]
     # Without tools the template does not mention them, so the model cannot call any.
     tools: Sequence[Json] = [] if asked.tool_choice == "none" else asked.tools or []
@@ -37,9 +37,9 @@ def chat_request(engine: Engine, asked: ChatAsked, limits: WorkLimits) -> Reques
         raise _refusal_of(error) from None
 
 
-def completion_requests(engine: Engine, asked: CompletionAsked, limits: WorkLimits) -> list[Request]:
+def completion_requests(engine: Engine, asked: CompletionAsked) -> list[Request]:
     """Build one request per prompt."""
-    limits.check_completion(asked, engine.context)
+    check_completion(asked, engine.context)
     try:
         sampling = _sampling(asked, asked.max_tokens, top=asked.logprobs or 0)
         prompts = [engine.text_ids(item).tolist() if isinstance(item, str) else item for item in asked.prompts]

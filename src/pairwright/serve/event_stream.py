@@ -12,7 +12,7 @@ import msgspec
 from pairwright.generate import Batcher, Piece, Request, Result
 from pairwright.generate.tool_calls import CallFormat, CallStream
 from pairwright.records.messages import Json
-from pairwright.serve.openai_answers import call_json, chat_logprob, completion_logprobs_of, finish_reason, usage
+from pairwright.serve.openai_answers import call_json, chat_logprob, completion_logprobs, finish_reason, usage
 from pairwright.serve.openai_errors import broken
 from pairwright.serve.openai_schema import ChatAsked, CompletionAsked
 from pairwright.serve.token_texts import TokenTexts
@@ -110,7 +110,7 @@ async def completion_events(
             choice: Json = {"index": index, "text": piece.text, "finish_reason": piece.finish_reason, "logprobs": None}
             if asked.logprobs is not None:
                 top = [piece.top_logprobs] if asked.logprobs else []
-                choice["logprobs"] = completion_logprobs_of(
+                choice["logprobs"] = completion_logprobs(
                     [piece.token], [piece.logprob], top, texts, offset=offsets.get(index, 0)
                 )
                 offsets[index] = offsets.get(index, 0) + len(choice["logprobs"]["tokens"][0])

@@ -1,14 +1,7 @@
-"""Limits on rendering and tokenising a chat: no request can make the template run or allocate without bound.
+"""Limits on rendering and tokenising a chat: no request can make the template run or allocate without bound."""
 
-Rendering and tokenising run in a separate thread, one request at a time, never in the event loop.
-"""
-
-import asyncio
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -19,55 +12,50 @@ from pairwright.serve.openai_schema import ChatAsked, CompletionAsked
 from pairwright.tokens.refusals import TemplateError
 from pairwright.tokens.template.render import Template, plain_chat
 
-Arguments = ParamSpec("Arguments")
-Value = TypeVar("Value")
+# Limits of one request.
+_MAX_ITEMS = {"messages": 4096, "tools": 512, "prompt": 1024}
+_MAX_TOKENS = 2**20  # prompts x n x max_tokens
 _SECONDS = 5.0  # timeout of one render
 _MAX_TEMPLATES = 64  # cached templates, one per set of variables
 _MAX_BYTES = 4 * 2**20  # maximum size of a prompt, which takes some seconds to tokenise
 _BYTES_PER_TOKEN = 32  # bounds the text for a context; no tokenizer averages more
 
 
-@dataclass(frozen=True)
-class WorkLimits:
-    """Limits of one request."""
+def check_chat(asked: ChatAsked, context: int) -> None:
+    """Refuse a chat that is too large, before anything is rendered."""
+    _check_count("messages", len(asked.messages))
+    _check_count("tools", len(asked.tools or ()))
+    size = len(msgspec.json.encode((asked.messages, asked.tools, asked.chat_template_kwargs)))
+    _check_bytes("messages", size, context)
+    _check_work(asked.n or 1, asked.limit, context)
 
-    max_messages: int = 4096
-    max_tools: int = 512
-    max_prompts: int = 1024
-    # prompts x n x max_tokens
-    max_tokens: int = 2**20
 
-    def check_chat(self, asked: ChatAsked, context: int) -> None:
-        """Refuse a chat that is too large, before anything is rendered."""
-        self._check_count("messages", len(asked.messages), self.max_messages)
-        self._check_count("tools", len(asked.tools or ()), self.max_tools)
-        size = len(msgspec.json.encode((asked.messages, asked.tools, asked.chat_template_kwargs)))
-        _check_bytes("messages", size, context)
-        self._check_work(asked.n or 1, asked.limit, context)
+def check_completion(asked: CompletionAsked, context: int) -> None:
+    """Refuse prompts that are too many or too long, before they are tokenised."""
+    prompts = asked.prompts
+    _check_count("prompt", len(prompts))
+    for number, prompt in enumerate(prompts):
+        if isinstance(prompt, str):
+            _check_bytes(f"prompt[{number}]", len(prompt), context)
+    _check_work(len(prompts) * (asked.n or 1), asked.max_tokens, context)
 
-    def check_completion(self, asked: CompletionAsked, context: int) -> None:
-        """Refuse prompts that are too many or too long, before they are tokenised."""
-        prompts = asked.prompts
-        self._check_count("prompt", len(prompts), self.max_prompts)
-        for number, prompt in enumerate(prompts):
-            if isinstance(prompt, str):
-                _check_bytes(f"prompt[{number}]", len(prompt), context)
-        self._check_work(len(prompts) * (asked.n or 1), asked.max_tokens, context)
 
-    def _check_count(self, param: str, count: int, limit: int) -> None:
-        if count > limit:
-            raise Refused(f"{param}: {count:,} in one request, at most {limit:,}", param=param, code="too_many_items")
+def _check_count(param: str, count: int) -> None:
+    limit = _MAX_ITEMS[param]
+    if count > limit:
+        raise Refused(f"{param}: {count:,} in one request, at most {limit:,}", param=param, code="too_many_items")
 
-    def _check_work(self, num_choices: int, max_tokens: int | None, context: int) -> None:
-        num_tokens = min(max_tokens or context, context)
-        # one choice up to the full context is always allowed
-        if num_choices > 1 and num_choices * num_tokens > self.max_tokens:
-            raise Refused(
-                f"{num_choices:,} choices of up to {num_tokens:,} tokens are more than {self.max_tokens:,} tokens in "
-                f"one request: ask for fewer choices or a smaller max_tokens",
-                param="max_tokens",
-                code="request_too_large",
-            )
+
+def _check_work(num_choices: int, max_tokens: int | None, context: int) -> None:
+    num_tokens = min(max_tokens or context, context)
+    # one choice up to the full context is always allowed
+    if num_choices > 1 and num_choices * num_tokens > _MAX_TOKENS:
+        raise Refused(
+            f"{num_choices:,} choices of up to {num_tokens:,} tokens are more than {_MAX_TOKENS:,} tokens in "
+            f"one request: ask for fewer choices or a smaller max_tokens",
+            param="max_tokens",
+            code="request_too_large",
+        )
 
 
 def _check_bytes(param: str, size: int, context: int) -> None:
@@ -78,19 +66,6 @@ def _check_bytes(param: str, size: int, context: int) -> None:
             param=param,
             code="context_length_exceeded",
         )
-
-
-class PromptThread:
-    """Runs functions in one thread, in order."""
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="prompts")
-
-    async def run(self, function: Callable[Arguments, Value], *args: Arguments.args, **more: Arguments.kwargs) -> Value:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, lambda: function(*args, **more))
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def limit_templates(engine: Engine) -> None:

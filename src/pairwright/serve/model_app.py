@@ -7,6 +7,7 @@ import asyncio
 import hmac
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -23,7 +24,7 @@ from pairwright.generate import Batcher, Engine
 from pairwright.records.messages import Json
 from pairwright.serve.engine_requests import chat_request, completion_requests
 from pairwright.serve.event_stream import chat_events, completion_events
-from pairwright.serve.limited_chat import PromptThread, WorkLimits, limit_templates
+from pairwright.serve.limited_chat import limit_templates
 from pairwright.serve.openai_answers import chat_answer, completion_answer, envelope
 from pairwright.serve.openai_errors import Refused, broken, invalid
 from pairwright.serve.openai_schema import ChatAsked, CompletionAsked
@@ -44,13 +45,13 @@ class ModelServer:
     token: str | None = None
     max_body_bytes: int = 16 * 2**20
     max_requests: int = 1024
-    work: WorkLimits = field(default_factory=WorkLimits)
     started: int = field(default_factory=lambda: int(time.time()))
     num_open: int = 0
 
     def __post_init__(self) -> None:
         self.batcher = Batcher(self.engine)
-        self.prompts = PromptThread()
+        # Rendering and tokenising run in this thread, one request at a time, never in the event loop.
+        self.prompts = ThreadPoolExecutor(1, thread_name_prefix="prompts")
         limit_templates(self.engine)
         self.texts = TokenTexts(self.engine)
         # The tool call format of the chat template; None if unknown.
@@ -63,7 +64,7 @@ def model_app(server: ModelServer) -> Starlette:
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
-        server.prompts.close()
+        server.prompts.shutdown(wait=False, cancel_futures=True)
         await server.batcher.close()
 
     routes = [
@@ -92,7 +93,7 @@ async def model(server: ModelServer, request: Request) -> Response:
 
 async def chat_completions(server: ModelServer, request: Request) -> Response:
     asked = await _read(server, request, ChatAsked)
-    wanted = await server.prompts.run(chat_request, server.engine, asked, server.work)
+    wanted = await asyncio.get_running_loop().run_in_executor(server.prompts, chat_request, server.engine, asked)
     # Text is parsed for tool calls only if the client offered tools.
     form = server.form if asked.tools and asked.tool_choice != "none" else None
     if asked.stream:
@@ -106,7 +107,7 @@ async def chat_completions(server: ModelServer, request: Request) -> Response:
 
 async def completions(server: ModelServer, request: Request) -> Response:
     asked = await _read(server, request, CompletionAsked)
-    wanted = await server.prompts.run(completion_requests, server.engine, asked, server.work)
+    wanted = await asyncio.get_running_loop().run_in_executor(server.prompts, completion_requests, server.engine, asked)
     head = envelope("text_completion", "cmpl", asked.model)
     if asked.stream:
         return _stream(server, completion_events(server.batcher, wanted, asked, head, server.texts))
@@ -163,7 +164,7 @@ async def _read(server: ModelServer, request: Request, shape: type[Asked]) -> As
         if len(body) < _SMALL_BODY:
             asked = _parse(body, shape)
         else:
-            asked = await server.prompts.run(_parse, body, shape)
+            asked = await asyncio.get_running_loop().run_in_executor(server.prompts, _parse, body, shape)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise Refused(f"the body is not valid JSON: {error}", code="invalid_json") from None
     except pydantic.ValidationError as error:

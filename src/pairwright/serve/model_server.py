@@ -1,20 +1,19 @@
 """The process that serves a model folder, with the built-in engine or by running vLLM."""
 
-import ipaddress
 import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pairwright.engines.listening import listen, serve_app, url_of
+from pairwright.engines.listening import LOOPBACK, listen, serve_app, url_of
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.generate.model_folder import base_of_adapter
 
 
 def check_address(host: str, token: str | None) -> None:
     """Raise if the host is not loopback and no token is set."""
-    if token is None and not _is_loopback(host):
+    if token is None and host not in LOOPBACK:
         raise ConfigError(
             f"--host {host}: other machines could connect, and nothing asks who they are: set a token with "
             f"--api-key-env NAME, or serve on 127.0.0.1"
@@ -96,10 +95,3 @@ def _vllm(command: str | None) -> str:
             f"--vllm PATH/bin/vllm, or leave --engine out to use the built-in engine"
         )
     return path
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -50,12 +50,16 @@ def completion_answer(
     choices: list[Json] = []
     for result, prompt in zip(results, prompts, strict=True):
         for choice in result.choices:
+            logprobs = None
+            if asked.logprobs is not None:
+                tops = choice.top_logprobs if asked.logprobs else ()
+                logprobs = completion_logprobs(choice.tokens.tolist(), choice.logprobs.tolist(), tops, texts)
             body: Json = {
                 # Indices are global across prompts.
                 "index": len(choices),
                 "text": choice.text,
                 "finish_reason": finish_reason(choice.finish_reason, []),
-                "logprobs": None if asked.logprobs is None else completion_logprobs(choice, asked.logprobs, texts),
+                "logprobs": logprobs,
             }
             if asked.return_token_ids:
                 body |= {"token_ids": choice.tokens.tolist(), "prompt_token_ids": [int(token) for token in prompt]}
@@ -98,19 +102,13 @@ def chat_logprob(token: int, logprob: float, top: Sequence[tuple[int, float]], t
     return {**texts.logprob(token, logprob), "top_logprobs": likeliest}
 
 
-def completion_logprobs(choice: Choice, num_top: int, texts: TokenTexts) -> Json:
-    return completion_logprobs_of(
-        choice.tokens.tolist(), choice.logprobs.tolist(), choice.top_logprobs if num_top else (), texts, offset=0
-    )
-
-
-def completion_logprobs_of(
+def completion_logprobs(
     tokens: Sequence[int],
     logprobs: Sequence[float],
     tops: Sequence[Sequence[tuple[int, float]]],
     texts: TokenTexts,
     *,
-    offset: int,
+    offset: int = 0,
 ) -> Json:
     """Build log-probabilities in the completions format: parallel lists. `offset`: text offset of the first token."""
     columns: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [] if tops else None, "text_offset": []}

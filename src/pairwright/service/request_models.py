@@ -176,6 +176,7 @@ class JobConfig(Body):
 
 
 class JobBody(Body):
+    # The order of fields must not change: it is part of the hash by which a repeated request finds its job.
     config: Name | JobConfig
     dataset: Name | DatasetReference
     hyperparameters: Hyperparameters
@@ -190,18 +191,6 @@ class JobBody(Body):
     dataset_parameters: Json | None = None
 
 
-class NimDeployment(Body):
-    """Container settings of NVIDIA's platform; only stored and returned, since models run in this service's server."""
-
-    image_name: Name | None = None
-    image_tag: Name | None = None
-    gpu: Count | None = Field(default=None, ge=0, le=100_000)
-    additional_envs: Json | None = None
-    disable_lora_support: bool | None = None
-    namespace: Name | None = None
-    pvc_size: Name | None = None
-
-
 class ExternalEndpoint(Body):
     """An external server that a deployment forwards to. The operator decides which hosts are allowed."""
 
@@ -214,7 +203,8 @@ class Served(Body):
     """What a deployment serves: a model of this service, or an external endpoint."""
 
     model: ModelReference | None = None
-    nim_deployment: NimDeployment | None = None
+    # Container settings of NVIDIA's platform; only stored and returned, since models run in this service's server.
+    nim_deployment: Json | None = None
     external_endpoint: ExternalEndpoint | None = None
 
 
@@ -265,11 +255,7 @@ class ModelBody(ModelEntry, Described):
 # Updates: missing keys keep their values.
 
 
-class NamespaceUpdate(Body):
-    description: Text | None = None
-    project: Name | None = None
-    custom_fields: Json | None = None
-    ownership: Json | None = None
+class NamespaceUpdate(Described):
     schema_version: Name | None = Field(default=None, exclude=True)
 
 

@@ -2,9 +2,12 @@
 
 import fcntl
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+
+import sqlalchemy as sa
 
 from pairwright.engines.listening import listen, serve_app, url_of
 from pairwright.errors import ConfigError, PairwrightError
@@ -13,8 +16,8 @@ from pairwright.service.context import Context
 from pairwright.service.rows import entities
 from pairwright.service.rows.api_tokens import count_tokens
 from pairwright.service.rows.blob_store import Blobs
-from pairwright.service.rows.database import Database
-from pairwright.service.run.usage import remove_job_folders, used_blobs
+from pairwright.service.rows.database import Database, jobs
+from pairwright.service.run.usage import used_blobs
 from pairwright.service.settings import Settings
 
 
@@ -83,6 +86,10 @@ def tidy(context: Context) -> None:
                 }
                 entities.insert(connection, kind, "", "default", document)
         used = used_blobs(context, connection)
+        known = set(connection.scalars(sa.select(jobs.c.id)).all())
     # Two hex digits, then the whole hash.
     context.blobs.remove({path.name for path in context.blobs.folder.glob("??/*")} - used)
-    remove_job_folders(context)
+    # Jobs that were deleted while the service was being stopped.
+    for folder in context.settings.jobs.glob("*"):
+        if folder.name not in known:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -51,7 +51,7 @@ def compare(
     """Compare two models on the same tasks and runs; exit code 2 if the gate stays closed."""
     from pairwright.config import load_config
     from pairwright.evaluation import evaluate, read_scores
-    from pairwright.evaluation.evaluate_options import evaluate_settings
+    from pairwright.evaluation.evaluation import evaluate_settings
 
     settings = load_config(config, overrides=parse_overrides(override), flags=set_flags(ctx))
     section = settings.evaluate

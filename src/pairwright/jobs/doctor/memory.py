@@ -115,21 +115,15 @@ def generation_needs(size: Size, policy: PolicyConfig) -> int:
 
 def memory_available() -> tuple[int, str]:
     """Return the free memory in bytes and its location: GPU memory if there are GPUs, else that of the machine."""
-    gpus = _gpu_memory()
-    if gpus:
-        return max(gpus), "free on the largest GPU"
-    return _machine_memory(), "free on this machine"
-
-
-def _gpu_memory() -> list[int]:
     try:
         import torch
     except ImportError:
-        return []
+        return _machine_memory(), "free on this machine"
     if not torch.cuda.is_available():
-        return []
+        return _machine_memory(), "free on this machine"
     # `mem_get_info` returns (free, total) in bytes.
-    return [int(torch.cuda.mem_get_info(number)[0]) for number in range(torch.cuda.device_count())]
+    gpus = [int(torch.cuda.mem_get_info(number)[0]) for number in range(torch.cuda.device_count())]
+    return max(gpus), "free on the largest GPU"
 
 
 def _machine_memory() -> int:

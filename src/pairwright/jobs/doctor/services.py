@@ -154,7 +154,9 @@ def _check_store(host: str, dataset: str, token: str | None) -> Iterator[Finding
             "data store", f"{host}: {type(error).__name__}: {error}", "correct backend.nemo_customizer.datastore_host"
         )
         return
-    if answer.status_code in (401, 403) and not _is_unknown(answer):
+    # Hubs respond with 401 and RepoNotFound to an unknown repository, even if the token is valid.
+    is_unknown = "RepoNotFound" in answer.headers.get("x-error-code", "")
+    if answer.status_code in (401, 403) and not is_unknown:
         yield wrong(
             "data store",
             f"{host}: {answer.status_code}: the token may not use {dataset}",
@@ -164,8 +166,3 @@ def _check_store(host: str, dataset: str, token: str | None) -> Iterator[Finding
         yield wrong("data store", f"{host}: answers {answer.status_code}", "look at the data store's log")
     else:
         yield fine("data store", f"{host}: answers")
-
-
-def _is_unknown(answer: object) -> bool:
-    """Return whether the repository is unknown: hubs respond with 401 and RepoNotFound even if the token is valid."""
-    return "RepoNotFound" in str(getattr(answer, "headers", {}).get("x-error-code", ""))

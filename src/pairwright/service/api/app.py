@@ -22,10 +22,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pairwright import __version__
 from pairwright.service.access import Authentication
 from pairwright.service.api import deployment_routes, entity_routes, job_routes, model_routes
-from pairwright.service.api_errors import Refusal, answer_refusal
+from pairwright.service.api_errors import Refusal
 from pairwright.service.context import Context
 from pairwright.service.hub import hub_routes, large_files, model_repositories
-from pairwright.service.hub.spooling import storage_refusal
 from pairwright.service.openai_api import file_routes, fine_tuning_routes
 from pairwright.service.page import page_routes
 from pairwright.service.run.deployments import Deployments
@@ -201,13 +200,16 @@ def create_app(context: Context, *, supervise: bool = True) -> FastAPI:
     )
     for module in routes:
         app.include_router(module.router)
-    app.add_exception_handler(Refusal, answer_refusal)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(ClientDisconnect, _client_left)
-    app.add_exception_handler(sa.exc.IntegrityError, _conflict)
-    app.add_exception_handler(sa.exc.OperationalError, _database_error)
-    app.add_exception_handler(OSError, _storage_error)
+    for kind in (
+        Refusal,
+        RequestValidationError,
+        HTTPException,
+        ClientDisconnect,
+        sa.exc.IntegrityError,
+        sa.exc.OperationalError,
+        OSError,
+    ):
+        app.add_exception_handler(kind, _answer_error)
     app.add_exception_handler(Exception, _own_fault)
     app.add_middleware(Authentication, context=context)
     # The middleware added last is the outermost: it also counts refusals of `Limits`.
@@ -281,9 +283,42 @@ class _Counted:
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
-async def _invalid(request: Request, error: Exception) -> Response:
-    """Handle validation errors: 422 with the field of each problem, and a separate code for unknown keys."""
-    assert isinstance(error, RequestValidationError)
+async def _answer_error(request: Request, error: Exception) -> Response:
+    return _refusal_of(request, error).response(request.url.path)
+
+
+async def _own_fault(request: Request, error: Exception) -> Response:
+    """Handle unexpected errors: generic 500, details in the log."""
+    message = f"{type(error).__name__}: a mistake of the service; its log has more"
+    return Refusal(500, "internal_error", message).response(request.url.path)
+
+
+def _refusal_of(request: Request, error: Exception) -> Refusal:
+    """Translate an error to a refusal. Raises other errors of the operating system than a full disk again."""
+    match error:
+        case Refusal():
+            return error
+        case RequestValidationError():
+            return _invalid(error)
+        case HTTPException():
+            code = _CODES.get(error.status_code, "refused")
+            message = f"{request.method} {request.url.path[:200]}: {error.detail}"
+            return Refusal(error.status_code, code, message, headers=dict(error.headers or {}))
+        case ClientDisconnect():
+            return Refusal(400, "client_left", "the connection ended before the body did; nothing was kept")
+        case sa.exc.IntegrityError():
+            return Refusal(409, "already_exists", "the same name was taken at the same moment by another request")
+        # SQLite reports a full disk only in the message.
+        case sa.exc.OperationalError() if "full" not in str(error.orig).lower():
+            message = "the service's database does not answer; try again"
+            return Refusal(503, "database_away", message, headers={"retry-after": "2"})
+        case OSError() if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise error
+    return Refusal(507, "disk_full", "the service's disk is full: nothing of this request was kept")
+
+
+def _invalid(error: RequestValidationError) -> Refusal:
+    """Translate validation errors: 422 with the field of each problem, and a separate code for unknown keys."""
     details: list[dict[str, Any]] = []
     for problem in error.errors():
         # loc[0] is `body` or `query`; branches of a union are not part of the field's name.
@@ -296,50 +331,4 @@ async def _invalid(request: Request, error: Exception) -> Response:
     if unknown and unknown[0].startswith("hyperparameters."):
         code = "unknown_hyperparameter"
     message = "; ".join(f"{detail['field']}: {detail['message']}" for detail in details[:10])
-    return Refusal(422, code, message, details=details[:50]).response(request.url.path)
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    code = _CODES.get(error.status_code, "refused")
-    message = f"{request.method} {request.url.path[:200]}: {error.detail}"
-    return Refusal(error.status_code, code, message, headers=dict(error.headers or {})).response(request.url.path)
-
-
-async def _client_left(request: Request, error: Exception) -> Response:
-    message = "the connection ended before the body did; nothing was kept"
-    return Refusal(400, "client_left", message).response(request.url.path)
-
-
-async def _conflict(request: Request, error: Exception) -> Response:
-    """Handle concurrent creation of the same name: 409 for the later request."""
-    return Refusal(409, "already_exists", "the same name was taken at the same moment by another request").response(
-        request.url.path
-    )
-
-
-async def _database_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, sa.exc.OperationalError)
-    # SQLite reports a full disk only in the message.
-    if "full" in str(error.orig).lower():
-        refusal = storage_refusal(OSError(errno.ENOSPC, "database"))
-        assert refusal is not None
-        return refusal.response(request.url.path)
-    return Refusal(
-        503, "database_away", "the service's database does not answer; try again", headers={"retry-after": "2"}
-    ).response(request.url.path)
-
-
-async def _own_fault(request: Request, error: Exception) -> Response:
-    """Handle unexpected errors: generic 500, details in the log."""
-    return Refusal(
-        500, "internal_error", f"{type(error).__name__}: a mistake of the service; its log has more"
-    ).response(request.url.path)
-
-
-async def _storage_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, OSError)
-    refusal = storage_refusal(error)
-    if refusal is None:
-        raise error
-    return refusal.response(request.url.path)
+    return Refusal(422, code, message, details=details[:50])

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from pairwright.jobs import process
 from pairwright.service.access import CallerIs, Readable, ValidName, Writable
-from pairwright.service.api.entity_crud import EntityKind, add_entity_routes, deletion_document, fields_by_name
+from pairwright.service.api.entity_crud import EntityKind, add_entity_routes, deletion_document
 from pairwright.service.api.model_routes import check_endpoint
 from pairwright.service.api.paging import FILTERED, PagingIs, page_of
 from pairwright.service.api_errors import Refusal
@@ -25,7 +25,7 @@ from pairwright.service.rows.api_tokens import Caller
 from pairwright.service.rows.database import deployments as rows
 from pairwright.service.rows.names import check_model_name, check_name, new_id, now, split_reference
 from pairwright.service.run import deployments
-from pairwright.service.run.model_names import check_known, model_folder
+from pairwright.service.run.model_names import find_known, model_folder
 
 router = APIRouter(tags=["deployments"])
 
@@ -60,12 +60,13 @@ def update_deployment(
     """Change a deployment; a new config replaces its model server."""
     with context.database.writing_one_at_a_time("deployments") as connection:
         row = deployments.get(connection, namespace, name)
-        document = msgspec.json.decode(row["document"]) | body.model_dump(exclude_unset=True, exclude={"config"})
+        known = msgspec.json.decode(row["document"])
+        document = known | body.model_dump(exclude_unset=True, exclude={"config"})
         model = row["model"]
         if body.config is not None:
             model, fields = _served(connection, body.config, caller, context)
             document |= fields
-        if model == row["model"]:
+        if document["work"] == known["work"]:
             values = {"document": msgspec.json.encode(document).decode(), "updated_at": now()}
             connection.execute(sa.update(rows).where(rows.c.id == row["id"]).values(values))
             row = deployments.get(connection, namespace, name)
@@ -90,9 +91,7 @@ def list_deployments(asked: PagingIs, request: Request, caller: CallerIs, contex
         for row in deployment_rows
         if caller.may(row["namespace"], write=False)
     ]
-    filters = fields_by_name("namespace", "name", "config", "project")
-    filters["status"] = lambda document: document["status_details"]["status"]
-    return page_of(mine, asked, filters)
+    return page_of(mine, asked, "namespace", "name", "config", "project", status="status_details.status")
 
 
 @router.get("/v1/deployment/model-deployments/{namespace}/{name}")
@@ -130,7 +129,7 @@ def _check_config(connection: sa.Connection, body: Served, caller: Caller, conte
         if not is_update and body.model is None and not body.external_endpoint.enabled_models:
             raise Refusal(422, "no_model", "external_endpoint.enabled_models: expected the name of a model")
     elif body.model is not None:
-        check_known(connection, check_model_name(body.model, "model"), caller)
+        find_known(connection, check_model_name(body.model, "model"), caller)
     elif not is_update:
         raise Refusal(422, "no_model", "model: expected the name of a model, or an external_endpoint")
 

@@ -9,18 +9,12 @@ from sqlalchemy.engine import Connection
 from starlette.responses import Response
 
 from pairwright.service.access import CallerIs, Readable, ValidName, Writable
-from pairwright.service.api.paging import FILTERED, Getter, PagingIs, page_of
+from pairwright.service.api.paging import FILTERED, PagingIs, page_of
 from pairwright.service.context import Context, ContextIs, Document
 from pairwright.service.request_models import Body
 from pairwright.service.rows import entities
 from pairwright.service.rows.api_tokens import Caller
 from pairwright.service.rows.names import check_name, new_id, now
-
-
-def fields_by_name(*names: str) -> dict[str, Getter]:
-    """Return list filters on fields of the documents."""
-    # The default binds each name; a closure would see the last one.
-    return {name: lambda document, name=name: document.get(name) for name in names}  # type: ignore[misc]
 
 
 def deletion_document(identity: str) -> Document:
@@ -59,7 +53,7 @@ def add_entity_routes(router: APIRouter, path: str, kind: EntityKind) -> None:
         with context.database.reading() as connection:
             documents = entities.every(connection, kind.name)
         mine = [kind.show(document) for document in documents if caller.may(document["namespace"], write=False)]
-        return page_of(mine, asked, fields_by_name(*kind.filters))
+        return page_of(mine, asked, *kind.filters)
 
     def read_one(namespace: Readable, name: ValidName, context: ContextIs) -> Document:
         with context.database.reading() as connection:

@@ -7,7 +7,7 @@ from sqlalchemy.engine import Connection
 from starlette.responses import Response
 
 from pairwright.service.access import CallerIs, Readable, Writable
-from pairwright.service.api.entity_crud import EntityKind, add_entity_routes, deletion_document, fields_by_name
+from pairwright.service.api.entity_crud import EntityKind, add_entity_routes, deletion_document
 from pairwright.service.api.paging import FILTERED, PagingIs, page_of
 from pairwright.service.api_errors import Refusal
 from pairwright.service.context import Context, ContextIs, Document
@@ -42,7 +42,7 @@ def list_namespaces(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Re
     with context.database.reading() as connection:
         namespaces = entities.every(connection, entities.NAMESPACE)
     mine = [document for document in namespaces if caller.may(document["id"], write=False)]
-    return page_of(mine, asked, fields_by_name("id", "project"))
+    return page_of(mine, asked, "id", "project")
 
 
 @router.get("/namespaces/{namespace}")
@@ -82,13 +82,6 @@ def create_store_namespace(
     caller.check(name, write=True)
     with context.database.writing() as connection:
         return entities.insert(connection, entities.STORE_NAMESPACE, "", name, {"id": name, "namespace": name})
-
-
-@router.get("/datastore/namespaces/{namespace}")
-def read_store_namespace(namespace: Readable, context: ContextIs) -> Document:
-    """A namespace for files."""
-    with context.database.reading() as connection:
-        return entities.get(connection, entities.STORE_NAMESPACE, "", namespace)
 
 
 def _check_dataset(connection: Connection, body: DatasetBody | DatasetUpdate, caller: Caller, context: Context) -> None:

@@ -11,8 +11,8 @@ from pairwright.jobs import process
 from pairwright.jobs.job import JobState
 from pairwright.jobs.local import PROCESS
 from pairwright.service.access import CallerIs
-from pairwright.service.api.entity_crud import deletion_document, fields_by_name
-from pairwright.service.api.paging import FILTERED, Getter, Paging, PagingIs, envelope, json_answer, page_of
+from pairwright.service.api.entity_crud import deletion_document
+from pairwright.service.api.paging import FILTERED, Paging, PagingIs, envelope, json_answer, page_of
 from pairwright.service.api_errors import not_found
 from pairwright.service.context import Context, ContextIs, Document
 from pairwright.service.request_models import JobBody
@@ -147,15 +147,9 @@ def list_configs(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Respo
     """Base models that can be trained, with the names that jobs use."""
     with context.database.reading() as connection:
         configs = [config_document(target) for target in entities.every(connection, entities.TARGET)]
-    filters: dict[str, Getter] = {
-        "name": lambda config: config["name"],
-        "namespace": lambda config: config["namespace"],
-        "target_base_model": lambda config: config["target"]["base_model"],
-        "target_name": lambda config: config["target"]["name"],
-        "target_enabled": lambda config: config["target"]["enabled"],
-        **{name: _options(name) for name in ("training_type", "finetuning_type")},
-    }
-    return page_of(configs, asked, filters)
+    of_target = {f"target_{name}": f"target.{name}" for name in ("base_model", "name", "enabled")}
+    of_options = {name: f"training_options.{name}" for name in ("training_type", "finetuning_type")}
+    return page_of(configs, asked, "name", "namespace", **of_target, **of_options)
 
 
 @router.get("/configs/{namespace}/{name:path}")
@@ -169,8 +163,7 @@ def list_targets(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Respo
     """The base models."""
     with context.database.reading() as connection:
         targets = [target_document(target) for target in entities.every(connection, entities.TARGET)]
-    names = ("name", "namespace", "base_model", "status", "enabled")
-    return page_of(targets, asked, fields_by_name(*names))
+    return page_of(targets, asked, "name", "namespace", "base_model", "status", "enabled")
 
 
 @router.get("/targets/{namespace}/{name:path}")
@@ -216,7 +209,3 @@ def _conditions(asked: Paging, caller: Caller) -> list[sa.ColumnElement[bool]]:
     if caller.namespaces is not None:
         where.append(rows.c.namespace.in_(caller.namespaces))
     return where
-
-
-def _options(name: str) -> Getter:
-    return lambda config: {option[name] for option in config["training_options"]}

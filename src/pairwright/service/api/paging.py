@@ -4,7 +4,7 @@
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -89,11 +89,18 @@ FILTERED: dict[str, Any] = {
     ]
 }
 PagingIs = Annotated[Paging, Depends(paging)]
-Getter = Callable[[Document], Any]
 
 
-def page_of(documents: Sequence[Document], asked: Paging, filters: Mapping[str, Getter]) -> Response:
-    """Filter and sort documents in memory, and return one page."""
+def page_of(documents: Sequence[Document], asked: Paging, *names: str, **paths: str) -> Response:
+    """Filter and sort documents in memory, and return one page.
+
+    Args:
+        documents: all documents that the caller may read.
+        asked: the page, order and filters of the request.
+        *names: fields that can be filtered by.
+        **paths: further filters, with the dotted path of their field; lists match by any item.
+    """
+    filters = dict(zip(names, names, strict=True)) | paths
     matching = [document for document in documents if matches(document, asked, filters)]
     # Every sort key is text: names, or ISO 8601 times, which sort as text.
     matching.sort(key=lambda document: str(document.get(asked.key) or ""), reverse=asked.is_descending)
@@ -101,8 +108,8 @@ def page_of(documents: Sequence[Document], asked: Paging, filters: Mapping[str, 
     return envelope(matching[start : start + asked.page_size], len(matching), asked)
 
 
-def matches(document: Document, asked: Paging, filters: Mapping[str, Getter]) -> bool:
-    """Return whether a document matches all filters. Raises a refusal for unknown filters."""
+def matches(document: Document, asked: Paging, filters: Mapping[str, str]) -> bool:
+    """Return whether a document matches all filters (name and path). Raises a refusal for unknown filters."""
     for key, bound, values in asked.parts(filters):
         if bound:
             # ISO 8601 times compare as text.
@@ -110,10 +117,11 @@ def matches(document: Document, asked: Paging, filters: Mapping[str, Getter]) ->
             if (value < values[0]) if bound == "gte" else (value > values[0]):
                 return False
             continue
-        value = filters[key](document)
-        # A set matches if one of its members does.
-        texts = {_text(item) for item in value} if isinstance(value, set) else {_text(value)}
-        if texts.isdisjoint(values):
+        found: list[Any] = [document]
+        for part in filters[key].split("."):
+            fields = [item.get(part) for item in found]
+            found = [item for field in fields for item in (field if isinstance(field, list) else [field])]
+        if {str(item).lower() if isinstance(item, bool) else str(item) for item in found}.isdisjoint(values):
             return False
     return True
 
@@ -141,7 +149,3 @@ def envelope(data: Sequence[Document], num_results: int, asked: Paging) -> Respo
             "filter": dict(asked.filters) or None,
         }
     )
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -20,7 +20,6 @@ from pairwright.service.rows.names import check_path
 from pairwright.service.rows.repositories import Tree
 
 PIECE = 4 * 2**20  # a multiple of four: base64 decodes piece by piece
-MAX_SMALL_LINE = 2**20
 
 
 class _Line(msgspec.Struct):
@@ -143,18 +142,12 @@ def _decode_entry(data: Any, kind: type[Any], number: int) -> Any:
 
 def _keep_file(file: _File, blobs: Blobs, number: int, held: list[str]) -> Blob:
     """Decode the content of a file and store it as a blob."""
+    if file.encoding != "base64":
+        raise Refusal(422, "bad_commit_line", f"line {number}: encoding: expected 'base64'")
     raw = memoryview(file.content)
-    # Raw JSON of a string includes its quotes.
-    is_text = len(raw) >= 2 and raw[0] == raw[-1] == ord('"')
-    if not is_text:
+    # Raw JSON of a string includes its quotes. Escapes are not decoded, but refused as no base64.
+    if not len(raw) >= 2 or not raw[0] == raw[-1] == ord('"'):
         raise Refusal(422, "bad_commit_line", f"line {number}: content: expected text")
-    if file.encoding not in ("base64", "utf-8"):
-        raise Refusal(422, "bad_commit_line", f"line {number}: encoding: expected 'base64' or 'utf-8'")
-    # Escaped text has to be decoded as a whole, so it must be small.
-    if file.encoding == "utf-8" or _has_escapes(raw):
-        text = _small_text(file, raw, number)
-        data = text.encode() if file.encoding == "utf-8" else _base64(text.encode(), number)
-        return blobs.add([data], len(data), held)
     content = raw[1:-1]
     # Each = means one byte less in the last group of three.
     padding = bytes(content[-2:]).count(b"=")
@@ -165,20 +158,6 @@ def _keep_file(file: _File, blobs: Blobs, number: int, held: list[str]) -> Blob:
         return blobs.add(pieces, len(content) // 4 * 3 - padding, held)
     except ValueError:
         raise Refusal(422, "bad_base64", f"line {number}: content: not base64") from None
-
-
-def _has_escapes(raw: memoryview) -> bool:
-    return any(b"\\" in bytes(raw[start : start + PIECE]) for start in range(0, len(raw), PIECE))
-
-
-def _small_text(file: _File, raw: memoryview, number: int) -> str:
-    if len(raw) > MAX_SMALL_LINE:
-        raise Refusal(
-            413, "large_text", f"line {number}: a file of this size must come as base64 without escaped characters"
-        )
-    text = msgspec.json.decode(file.content)
-    assert isinstance(text, str)
-    return text
 
 
 def _base64(data: Any, number: int) -> bytes:

@@ -8,10 +8,10 @@ send them before the commit (large_files.py).
 
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from sqlalchemy.engine import Connection
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse
@@ -25,30 +25,26 @@ from pairwright.service.hub.repository_reads import RepositoryKind, add_read_rou
 from pairwright.service.hub.spooling import spool_body
 from pairwright.service.rows import entities, repositories
 from pairwright.service.rows.names import check_name, check_path
-from pairwright.service.rows.repositories import Commit, Tree
+from pairwright.service.rows.repositories import Commit, Tree, commit_at
 from pairwright.service.run.usage import check_quota, free_blobs
-from pairwright.service.settings import Settings
 
 router = APIRouter(prefix="/v1/hf", tags=["datasets on the hub endpoint"])
 
 
 class RepositoryBody(BaseModel):
-    """Names a repository; other fields of the hub's own API (visibility, licence) are ignored."""
+    """Names a repository; as in all bodies here, more fields of the hub's own API (visibility, licence) are ignored."""
 
-    model_config = ConfigDict(extra="ignore")
     name: str = Field(max_length=300)
     organization: str | None = Field(default=None, max_length=128)
     type: str = "model"
 
 
 class Preupload(BaseModel):
-    model_config = ConfigDict(extra="ignore")
     path: str
     size: int = Field(ge=0)
 
 
 class PreuploadBody(BaseModel):
-    model_config = ConfigDict(extra="ignore")
     files: list[Preupload] = Field(max_length=10_000)
 
 
@@ -109,9 +105,14 @@ async def commit(
     """Commit files: `application/x-ndjson`, a header line, then one line per file."""
     if request.query_params.get("create_pr") in ("1", "true"):
         raise Refusal(422, "no_pull_requests", "commits go to a branch; there are no pull requests")
-    # Repository, branch and rights are checked before the body, which may be gigabytes, is read.
     branch = revision.removeprefix("refs/heads/")
-    await run_in_threadpool(_check_branch, context, namespace, name, branch)
+
+    def check_branch() -> None:
+        with context.database.reading() as connection:
+            repositories.head(connection, namespace, name, branch)
+
+    # Repository, branch and rights are checked before the body, which may be gigabytes, is read.
+    await run_in_threadpool(check_branch)
     async with spool_body(request, context.blobs) as body:
         oid = await run_in_threadpool(_commit_body, context, namespace, name, body, branch)
     url = f"datasets/{namespace}/{name}/commit/{oid}"
@@ -119,12 +120,10 @@ async def commit(
 
 
 class BranchBody(BaseModel):
-    model_config = ConfigDict(extra="ignore")
     startingPoint: str | None = Field(default=None, max_length=200)
 
 
 class TagBody(BaseModel):
-    model_config = ConfigDict(extra="ignore")
     tag: str = Field(max_length=128)
     message: str | None = Field(default=None, max_length=10_000)
 
@@ -143,11 +142,15 @@ def create_branch(
     return {"name": branch, "targetCommit": start.oid}
 
 
-@router.delete("/api/datasets/{namespace}/{name}/branch/{branch:path}")
-def delete_branch(namespace: Writable, name: ValidName, branch: str, context: ContextIs) -> dict[str, Any]:
-    """Delete a branch; its commits stay."""
-    _delete_reference(context, namespace, name, repositories.BRANCH, branch)
-    return {"deleted": branch}
+@router.delete("/api/datasets/{namespace}/{name}/{kind}/{reference:path}")
+def delete_reference(
+    namespace: Writable, name: ValidName, kind: Literal["branch", "tag"], reference: str, context: ContextIs
+) -> dict[str, Any]:
+    """Delete a branch, whose commits stay, or a tag."""
+    check_name(reference, kind)
+    with context.database.writing() as connection:
+        repositories.delete_reference(connection, namespace, name, kind=kind, reference=reference)
+    return {"deleted": reference}
 
 
 @router.post("/api/datasets/{namespace}/{name}/tag/{revision:path}")
@@ -161,13 +164,6 @@ def create_tag(
         commit = repositories.commit_at(connection, namespace, name, revision)
         repositories.create_reference(connection, namespace, name, oid=commit.oid, **more)
     return {"name": body.tag, "targetCommit": commit.oid}
-
-
-@router.delete("/api/datasets/{namespace}/{name}/tag/{tag:path}")
-def delete_tag(namespace: Writable, name: ValidName, tag: str, context: ContextIs) -> dict[str, Any]:
-    """Delete a tag."""
-    _delete_reference(context, namespace, name, repositories.TAG, tag)
-    return {"deleted": tag}
 
 
 @router.get("/api/datasets/{namespace}/{name}/commits/{revision}")
@@ -192,18 +188,6 @@ def _repository(body: RepositoryBody) -> tuple[str, str]:
         # The organization is a separate field, or part of the name.
         organization, _, name = name.partition("/")
     return check_name(organization or "default", "organization"), check_name(name, "name")
-
-
-def _check_branch(context: Context, namespace: str, name: str, branch: str) -> None:
-    """Raise a 404 refusal unless there is such a branch to commit to."""
-    with context.database.reading() as connection:
-        repositories.head(connection, namespace, name, branch)
-
-
-def _delete_reference(context: Context, namespace: str, name: str, kind: str, reference: str) -> None:
-    check_name(reference, kind)
-    with context.database.writing() as connection:
-        repositories.delete_reference(connection, namespace, name, kind=kind, reference=reference)
 
 
 def _commit_body(context: Context, namespace: str, name: str, body: Path, branch: str) -> str:
@@ -241,20 +225,18 @@ def _list_all(connection: Connection) -> Iterator[tuple[str, str, Commit]]:
         yield namespace, name, repositories.head(connection, namespace, name)
 
 
-def _find(connection: Connection, settings: Settings, namespace: str, name: str, revision: str) -> Commit:
-    return repositories.commit_at(connection, namespace, name, revision)
-
-
 def _references(connection: Connection, namespace: str, name: str) -> tuple[dict[str, str], dict[str, str]]:
     main = {repositories.MAIN: repositories.head(connection, namespace, name).oid}
     branches, tags = (
-        {row["reference"]: row["oid"] for row in repositories.list_references(connection, namespace, name, kind)}
+        repositories.list_references(connection, namespace, name, kind)
         for kind in (repositories.BRANCH, repositories.TAG)
     )
     return main | branches, tags
 
 
-DATASETS = RepositoryKind("datasets", "/datasets", _list_all, _find, _references)
+DATASETS = RepositoryKind(
+    "datasets", "/datasets", _list_all, lambda connection, _, *revision: commit_at(connection, *revision), _references
+)
 add_read_routes(router, DATASETS)
 
 

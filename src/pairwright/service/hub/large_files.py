@@ -13,7 +13,7 @@ import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
 from pairwright.service.access import CallerIs, ValidName, Writable
@@ -30,13 +30,11 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class LargeFile(BaseModel):
-    model_config = ConfigDict(extra="ignore")
     oid: Sha256
     size: int = Field(ge=0, lt=2**53)
 
 
 class BatchBody(BaseModel):
-    model_config = ConfigDict(extra="ignore")
     operation: str = "upload"
     objects: list[LargeFile] = Field(max_length=1000)
 

@@ -17,10 +17,10 @@ from sqlalchemy.engine import Connection, RowMapping
 from pairwright.jobs.job import JobState
 from pairwright.jobs.local import result_folder
 from pairwright.paths import write_bytes
-from pairwright.service.api_errors import Refusal
+from pairwright.service.api_errors import Refusal, not_found
 from pairwright.service.hub.repository_reads import RepositoryKind, add_read_routes
 from pairwright.service.rows import job_rows as jobs
-from pairwright.service.rows.blob_store import Blob
+from pairwright.service.rows.blob_store import Blob, hash_file
 from pairwright.service.rows.database import jobs as rows
 from pairwright.service.rows.repositories import MAIN, Commit
 from pairwright.service.settings import Settings
@@ -28,7 +28,6 @@ from pairwright.service.settings import Settings
 _INDEX = "hub-files.json"  # in the run folder: hashes of the model's files
 _COPIES = "hub-copies"  # in the run folder: files in which a path was replaced
 _SMALL = 2**20
-_PIECE = 2**20
 
 
 class _File(msgspec.Struct, array_like=True):
@@ -45,10 +44,8 @@ def _find(connection: Connection, settings: Settings, namespace: str, name: str,
     for version, row in versions.items():
         if wanted in (MAIN, version) or (len(wanted) >= 7 and commit_id(row).startswith(wanted)):
             return _read_revision(row, version, settings)
-    message = (
-        f"{namespace}/{name} has no revision {revision[:80]!r}: expected main, or one of {', '.join(versions)[:500]}"
-    )
-    raise Refusal(404, "revision_not_found", message, headers={"x-error-code": "RevisionNotFound"})
+    hint = f"{namespace}/{name}: expected main, or one of {', '.join(versions)[:500]}"
+    raise not_found("revision", revision[:80], hint=hint)
 
 
 def _versions(connection: Connection, namespace: str, name: str) -> dict[str, RowMapping]:
@@ -58,8 +55,7 @@ def _versions(connection: Connection, namespace: str, name: str) -> dict[str, Ro
     chosen = sa.select(rows).where(is_named, rows.c.state == JobState.COMPLETED).order_by(rows.c.number.desc())
     versions = {row["output_model"].partition("@")[2] or MAIN: row for row in connection.execute(chosen).mappings()}
     if not versions:
-        message = f"no model repository {full!r}"
-        raise Refusal(404, "repository_not_found", message, headers={"x-error-code": "RepoNotFound"})
+        raise not_found("repository", full)
     return versions
 
 
@@ -114,7 +110,7 @@ def _index_files(run: Path, folder: Path, row: RowMapping) -> dict[str, _File]:
             index[name] = before
         else:
             location = _without_paths(path, run, row)
-            index[name] = _File(location.relative_to(run).as_posix(), modified_ns, _hash_file(location))
+            index[name] = _File(location.relative_to(run).as_posix(), modified_ns, hash_file(location))
     if index != known:
         write_bytes(run / _INDEX, msgspec.json.encode(index))
     return index
@@ -134,16 +130,6 @@ def _without_paths(path: Path, run: Path, row: RowMapping) -> Path:
     copy = run / _COPIES / path.name
     write_bytes(copy, clean.encode("utf-8", "surrogateescape"))
     return copy
-
-
-def _hash_file(path: Path) -> Blob:
-    size = path.stat().st_size
-    sha256, git = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
-    with open(path, "rb") as file:
-        while piece := file.read(_PIECE):
-            sha256.update(piece)
-            git.update(piece)
-    return Blob(sha256.hexdigest(), size, git.hexdigest())
 
 
 router = APIRouter(prefix="/v1/hf", tags=["models on the hub endpoint"])

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import FileResponse, Response
 
 from pairwright.service.access import CallerIs, Readable, ValidName
-from pairwright.service.api_errors import Refusal
+from pairwright.service.api_errors import not_found
 from pairwright.service.context import ContextIs
 from pairwright.service.rows.names import check_path
 from pairwright.service.rows.repositories import MAIN, Commit
@@ -47,6 +47,11 @@ def add_read_routes(router: APIRouter, kind: RepositoryKind) -> None:
 
     CommitIs = Annotated[Commit, Depends(commit_at)]
 
+    every = f"/api/{kind.name}"
+    one = every + "/{namespace}/{name}"
+    file = kind.prefix + "/{namespace}/{name}/resolve/{revision}/{path:path}"
+
+    @router.get(every)
     def list_repositories(
         caller: CallerIs,
         context: ContextIs,
@@ -54,6 +59,7 @@ def add_read_routes(router: APIRouter, kind: RepositoryKind) -> None:
         search: Annotated[str | None, Query(max_length=200)] = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
     ) -> list[Document]:
+        """The repositories that the caller may read."""
         with context.database.reading() as connection:
             documents = (
                 document(namespace, name, commit)
@@ -64,10 +70,15 @@ def add_read_routes(router: APIRouter, kind: RepositoryKind) -> None:
             )
             return list(islice(documents, limit))
 
+    @router.get(one)
+    @router.get(one + "/revision/{revision:path}")
     def read_information(namespace: Readable, name: ValidName, commit: CommitIs) -> Document:
+        """A revision, by default the newest: its commit and the names of its files."""
         return document(namespace, name, commit)
 
+    @router.get(one + "/refs")
     def read_references(namespace: Readable, name: ValidName, context: ContextIs) -> Document:
+        """Branches and tags."""
         with context.database.reading() as connection:
             branches, tags = kind.references(connection, namespace, name)
 
@@ -83,22 +94,30 @@ def add_read_routes(router: APIRouter, kind: RepositoryKind) -> None:
             "pullRequests": [],
         }
 
+    @router.get(one + "/tree/{revision}")
+    @router.get(one + "/tree/{revision}/{path:path}")
     def read_tree(commit: CommitIs, path: str = "", recursive: bool = False) -> list[Document]:
+        """Files and folders, at the top or below a folder."""
         folder = check_path(path.rstrip("/")) + "/" if path else ""
         if folder and not any(file.startswith(folder) for file in commit.tree):
-            raise no_entry(path)
+            raise not_found("file", path[:200])
         return list_entries(commit, folder, recursive=recursive)
 
+    @router.post(one + "/paths-info/{revision}")
     async def read_paths(request: Request, commit: CommitIs) -> list[Document]:
+        """Entries of some paths; missing ones are left out."""
         # Hub clients send a form with one field `paths` per path.
         form = await request.form(max_fields=10_000)
         everything = {entry["path"]: entry for entry in list_entries(commit, "", recursive=True)}
         return [everything[path] for path in map(str, form.getlist("paths")) if path in everything]
 
+    @router.get(file, response_class=FileResponse)
+    @router.head(file, response_class=FileResponse)
     def read_file(path: str, commit: CommitIs, context: ContextIs) -> Response:
+        """A file; ranges are served."""
         blob = commit.tree.get(check_path(path))
         if blob is None:
-            raise no_entry(path)
+            raise not_found("file", path[:200])
         # Clients cache by etag. Browsers must not run an uploaded HTML file as a page of this service.
         headers = {
             "etag": f'"{blob.git}"',
@@ -112,31 +131,6 @@ def add_read_routes(router: APIRouter, kind: RepositoryKind) -> None:
 
     def document(namespace: str, name: str, commit: Commit) -> Document:
         return {**repository_document(namespace, name, commit), **kind.more(f"{namespace}/{name}")}
-
-    noun, every = kind.name.removesuffix("s"), f"/api/{kind.name}"
-    one = every + "/{namespace}/{name}"
-    file = kind.prefix + "/{namespace}/{name}/resolve/{revision}/{path:path}"
-    resolved = f"A file of a {noun}; ranges are served."
-    routes: tuple[tuple[str, str, Callable[..., Any], str], ...] = (
-        ("GET", every, list_repositories, f"The {noun} repositories that the caller may read."),
-        ("GET", one, read_information, f"The newest commit of a {noun}."),
-        (
-            "GET",
-            one + "/revision/{revision:path}",
-            read_information,
-            "A revision: its commit and the names of its files.",
-        ),
-        ("GET", one + "/refs", read_references, "Branches and tags."),
-        ("GET", one + "/tree/{revision}", read_tree, "Files and folders at the top."),
-        ("GET", one + "/tree/{revision}/{path:path}", read_tree, "Files and folders below a folder."),
-        ("POST", one + "/paths-info/{revision}", read_paths, "Entries of some paths; missing ones are left out."),
-        ("GET", file, read_file, resolved),
-        ("HEAD", file, read_file, resolved),
-    )
-    for method, path, endpoint, description in routes:
-        name = f"{endpoint.__name__}_of_{kind.name}"
-        is_file: Document = {"response_class": FileResponse} if endpoint is read_file else {}
-        router.add_api_route(path, endpoint, methods=[method], name=name, description=description, **is_file)
 
 
 def repository_document(namespace: str, name: str, commit: Commit) -> dict[str, Any]:
@@ -173,10 +167,3 @@ def list_entries(commit: Commit, folder: str, *, recursive: bool) -> list[dict[s
         if recursive or len(parts) == 1:
             entries[path] = {"type": "file", "oid": blob.git, "size": blob.size, "path": path}
     return [entries[path] for path in sorted(entries)]
-
-
-def no_entry(path: str) -> Refusal:
-    # Clients raise the exception that this header names.
-    return Refusal(
-        404, "file_not_found", f"the repository has no {path[:200]!r}", headers={"x-error-code": "EntryNotFound"}
-    )

@@ -1,6 +1,5 @@
 """Spooling of large request bodies to temporary files."""
 
-import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -8,10 +7,7 @@ from pathlib import Path
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
-from pairwright.service.api_errors import Refusal
 from pairwright.service.rows.blob_store import Blobs
-
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @asynccontextmanager
@@ -29,10 +25,3 @@ async def spool_body(request: Request, blobs: Blobs) -> AsyncIterator[Path]:
         yield path
     finally:
         path.unlink(missing_ok=True)
-
-
-def storage_refusal(error: OSError) -> Refusal | None:
-    """Return a 507 refusal if the disk is full, None for other errors."""
-    if error.errno not in _FULL:
-        return None
-    return Refusal(507, "disk_full", "the service's disk is full: nothing of this request was kept")

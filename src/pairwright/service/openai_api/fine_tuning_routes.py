@@ -34,7 +34,7 @@ router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["OpenAI fine-tuning"])
 # Values of `auto`. Multiplier 1 is the LoRA learning rate of the method.
 EPOCHS, BATCH_SIZE, BETA = 3, 8, 0.1
 LEARNING_RATES = {"supervised": 1e-4, "dpo": 5e-5}
-TRAINING_TYPES = {"supervised": "sft", "dpo": "dpo"}
+TRAINING_TYPES: dict[str, Literal["sft", "dpo"]] = {"supervised": "sft", "dpo": "dpo"}
 _STATUS = {
     JobState.CREATED: "queued",
     JobState.PENDING: "queued",
@@ -106,7 +106,15 @@ def create_job(
         dataset=DatasetReference(name=body.training_file, namespace=namespace),
         namespace=namespace,
         output_model=f"{namespace}/{target['base_model'].rpartition('/')[2]}-{suffix}@{job_id}",
-        hyperparameters=_hyperparameters(method, knobs, body.seed or 0),
+        hyperparameters=Hyperparameters(
+            training_type=TRAINING_TYPES[method],
+            finetuning_type="lora",
+            epochs=knobs["n_epochs"],
+            batch_size=knobs["batch_size"],
+            learning_rate=LEARNING_RATES[method] * knobs["learning_rate_multiplier"],
+            seed=body.seed or 0,
+            dpo=Dpo(ref_policy_kl_penalty=knobs["beta"]) if method == "dpo" else None,
+        ),
         integrations=body.integrations or [],
     )
     # Checked now, so that an invalid line is refused instead of failing the job.
@@ -252,34 +260,20 @@ def _method(body: FineTuningBody) -> tuple[str, Document]:
     return method, defaults | {key: value for key, value in values.items() if value != "auto"}
 
 
-def _hyperparameters(method: str, knobs: Document, seed: int) -> Hyperparameters:
-    return Hyperparameters(
-        training_type="dpo" if method == "dpo" else "sft",
-        finetuning_type="lora",
-        epochs=knobs["n_epochs"],
-        batch_size=knobs["batch_size"],
-        learning_rate=LEARNING_RATES[method] * knobs["learning_rate_multiplier"],
-        seed=seed,
-        dpo=Dpo(ref_policy_kl_penalty=knobs["beta"]) if method == "dpo" else None,
-    )
-
-
 def _source(connection: sa.Connection, body: FineTuningBody, caller: Caller) -> Source:
     """Look up the files of a request."""
-    files = []
-    for split, file_id in (("train", body.training_file), ("validation", body.validation_file)):
-        if file_id is None:
-            continue
-        document = find_file(connection, file_id, caller)
+    asked = {"train": body.training_file, "validation": body.validation_file}
+    found = {split: find_file(connection, name, caller) for split, name in asked.items() if name is not None}
+    for document in found.values():
         if document["purpose"] != "fine-tune":
-            raise Refusal(
-                422, "bad_purpose", f"{file_id}: its purpose is {document['purpose']!r}, expected 'fine-tune'"
-            )
-        file = {"path": document["filename"], "split": split, "sha256": document["sha256"], "size": document["bytes"]}
-        files.append(file)
-    training = find_file(connection, body.training_file, caller)
-    url = f"/v1/files/{body.training_file}"
-    return Source({"name": body.training_file, "namespace": training["namespace"], "files_url": url}, files)
+            message = f"{document['name']}: its purpose is {document['purpose']!r}, expected 'fine-tune'"
+            raise Refusal(422, "bad_purpose", message)
+    files = [
+        {"path": document["filename"], "split": split, "sha256": document["sha256"], "size": document["bytes"]}
+        for split, document in found.items()
+    ]
+    name = body.training_file
+    return Source({"name": name, "namespace": found["train"]["namespace"], "files_url": f"/v1/files/{name}"}, files)
 
 
 def _checkpoints(row: RowMapping, context: Context) -> list[Document]:

@@ -22,9 +22,11 @@ router = APIRouter(tags=["operation"])
 FOLDER = Path(__file__).parent
 # The only files that are served, with paths and media types; those in built/ are built from web/src/jobs.tsx.
 _FILES = {
-    "jobs.js": ("built/jobs.js", "text/javascript"),
-    "jobs.css": ("built/jobs.css", "text/css"),
-    "docs.js": ("docs.js", "text/javascript"),
+    "/": ("index.html", "text/html"),
+    "/docs": ("docs.html", "text/html"),
+    "/page/jobs.js": ("built/jobs.js", "text/javascript"),
+    "/page/jobs.css": ("built/jobs.css", "text/css"),
+    "/page/docs.js": ("docs.js", "text/javascript"),
 }
 _STATES = [state for state in JobState if state is not JobState.PREPARED]  # the service has no PREPARED jobs
 # The page loads nothing from other hosts, and no other page may embed it.
@@ -37,23 +39,13 @@ _HEADERS = {
 
 
 @router.get("/", response_class=FileResponse, include_in_schema=False)
-def page() -> Response:
-    """Jobs, curves, logs, datasets and deployments, for people."""
-    return FileResponse(FOLDER / "index.html", headers=_HEADERS, media_type="text/html")
-
-
 @router.get("/docs", response_class=FileResponse, include_in_schema=False)
-def docs() -> Response:
-    """The API's description, for people."""
-    return FileResponse(FOLDER / "docs.html", headers=_HEADERS, media_type="text/html")
-
-
 @router.get("/page/{name}", response_class=FileResponse, include_in_schema=False)
-def page_file(name: str) -> Response:
-    """Script and style of the pages."""
-    if name not in _FILES:
-        raise not_found("file", name[:100])
-    path, media_type = _FILES[name]
+def page(request: Request) -> Response:
+    """The pages with jobs and with the API's description, for people, and their scripts and styles."""
+    if request.url.path not in _FILES:
+        raise not_found("file", request.url.path[:100])
+    path, media_type = _FILES[request.url.path]
     return FileResponse(FOLDER / path, headers=_HEADERS, media_type=media_type)
 
 

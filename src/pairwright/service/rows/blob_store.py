@@ -21,6 +21,22 @@ class Blob(msgspec.Struct, frozen=True, array_like=True):
     git: str
 
 
+def hash_file(path: Path) -> Blob:
+    """Return the hashes of a file."""
+    size = path.stat().st_size
+    sha256, git = hashlib.sha256(), git_hash(size)
+    with open(path, "rb") as file:
+        while piece := file.read(2**20):
+            sha256.update(piece)
+            git.update(piece)
+    return Blob(sha256.hexdigest(), size, git.hexdigest())
+
+
+def git_hash(size: int) -> "hashlib._Hash":
+    """Return the hash of a git blob to which the content has to be added: the SHA-1 of "blob SIZE", null, content."""
+    return hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+
+
 class Blobs:
     """The blob store in a data folder."""
 
@@ -53,12 +69,10 @@ class Blobs:
                     count += 1
         return count
 
-    def clear_incoming(self) -> int:
+    def clear_incoming(self) -> None:
         """Remove leftovers of interrupted uploads. Only the server process may call this."""
-        left = list(self.incoming.iterdir())
-        for path in left:
+        for path in list(self.incoming.iterdir()):
             path.unlink(missing_ok=True)
-        return len(left)
 
     def path(self, sha256: str) -> Path:
         return self.folder / sha256[:2] / sha256
@@ -70,8 +84,7 @@ class Blobs:
     def add(self, pieces: Iterable[bytes], size: int, held: list[str]) -> Blob:
         """Store a file and return its blob. `size` is needed in advance, because the git id hashes it first."""
         hidden = self.new_upload()
-        # The id of a git blob is the SHA-1 of "blob SIZE\0" and the content.
-        sha256, git, num_read = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False), 0
+        sha256, git, num_read = hashlib.sha256(), git_hash(size), 0
         try:
             with open(hidden, "xb") as file:
                 for piece in pieces:
@@ -86,7 +99,14 @@ class Blobs:
             with self._lock:
                 self._held[blob.sha256] += 1
             held.append(blob.sha256)
-            self._name(hidden, self.path(blob.sha256))
+            path = self.path(blob.sha256)
+            # Named by content: an existing file is identical.
+            if not path.exists():
+                if not path.parent.is_dir():
+                    path.parent.mkdir(exist_ok=True)
+                    # The new folder must be on disk before a file in it.
+                    sync(self.folder)
+                publish(hidden, path)
         finally:
             hidden.unlink(missing_ok=True)
         return blob
@@ -97,20 +117,4 @@ class Blobs:
         with self._lock:
             self._held[sha256] += 1
         held.append(sha256)
-        if not path.is_file():
-            return None
-        git = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
-        with open(path, "rb") as file:
-            while piece := file.read(2**20):
-                git.update(piece)
-        return Blob(sha256, path.stat().st_size, git.hexdigest())
-
-    def _name(self, hidden: Path, path: Path) -> None:
-        # Named by content: an existing file is identical.
-        if path.exists():
-            return
-        if not path.parent.is_dir():
-            path.parent.mkdir(exist_ok=True)
-            # The new folder must be on disk before a file in it.
-            sync(self.folder)
-        publish(hidden, path)
+        return hash_file(path) if path.is_file() else None

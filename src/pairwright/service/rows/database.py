@@ -223,7 +223,6 @@ jobs = Table(
     Column("idle_starts", Integer, nullable=False, default=0),
     Column("step", Integer, nullable=False, default=0),
     Column("seconds", Float, nullable=False, default=0.0),
-    Column("owner", String(64)),
     # Hash of the idempotency key, hash of the body, and the number of the last retry that returned this job.
     Column("request_key", String(300), index=True),
     Column("request_hash", String(64), nullable=False, index=True),

@@ -49,7 +49,9 @@ def read_metrics(folder: Path, *, max_points: int = MAX_POINTS) -> dict[str, lis
             if key not in _NOT_CURVES and isinstance(value, int | float) and not isinstance(value, bool):
                 if not math.isfinite(value):
                     continue
-                point = {"step": row["step"], "timestamp": _time(row.get("time")), "value": float(value)}
+                time = row.get("time")
+                timestamp = None if time is None else str(time)
+                point = {"step": row["step"], "timestamp": timestamp, "value": float(value)}
                 # After a resume, a step may be logged again: the later row counts.
                 curves.setdefault(str(_NAMES.get(key, key)), {})[row["step"]] = point
     return {
@@ -107,7 +109,3 @@ def _thin_points(points: list[dict[str, Any]], limit: int) -> list[dict[str, Any
     stride = -(-len(points) // (limit - 1))
     points_left = points[::stride]
     return points_left if points_left[-1] is points[-1] else [*points_left, points[-1]]
-
-
-def _time(value: Any) -> str | None:
-    return None if value is None else str(value)

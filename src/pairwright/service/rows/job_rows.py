@@ -5,7 +5,6 @@ returned. Clients without the header mark retries by `x-stainless-retry-count`: 
 with the same body, unless this or a later retry has already claimed it.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,8 +24,6 @@ WAITING = (JobState.CREATED, JobState.PENDING)
 WITH_WORKER = (JobState.RUNNING, JobState.CANCELLING)
 REOPENED = (JobState.FAILED, JobState.CANCELLED)
 MAX_LOG_ENTRIES = 100
-# Maximum pause of a client between two attempts.
-RETRY_BACKOFF_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -37,22 +34,6 @@ class Request:
     key: str | None
     attempt: int
     window_seconds: float
-
-
-def request_of(caller: str, body: bytes, *, key: str | None, attempt: str | None, timeout: str | None) -> Request:
-    """Build the identity of a submission from its body and headers."""
-    number = int(attempt) if attempt is not None and attempt.isdigit() and len(attempt) < 5 else 0
-    try:
-        waited = min(3600.0, max(1.0, float(timeout or 60)))
-    except ValueError:
-        waited = 60.0
-    return Request(
-        body_hash=_hash(caller, body),
-        key=None if key is None else _hash(caller, key.encode("utf-8", "replace")),
-        attempt=number,
-        # The n-th retry comes after at most n timeouts and n pauses.
-        window_seconds=number * (waited + RETRY_BACKOFF_SECONDS),
-    )
 
 
 def find_repeat(connection: Connection, request: Request) -> RowMapping | None:
@@ -119,19 +100,6 @@ def refuse_taken_model(connection: Connection, model: str) -> None:
         raise Refusal(409, "output_model_exists", message)
 
 
-def delete(connection: Connection, identity: str) -> None:
-    """Delete the row of a job that has ended."""
-    connection.execute(sa.delete(jobs).where(jobs.c.id == identity))
-
-
-def reopen(connection: Connection, identity: str, message: str) -> bool:
-    """Put a job that failed or was cancelled back into the queue. Returns False if it is in another state.
-
-    This is the only transition out of a final state; the job resumes from its checkpoints.
-    """
-    return _change_state(connection, identity, REOPENED, JobState.PENDING, message, None, idle_starts=0)
-
-
 def set_document(connection: Connection, identity: str, **changes: Any) -> None:
     """Change fields of a job's document."""
     document = msgspec.json.decode(get(connection, identity)["document"])
@@ -158,23 +126,18 @@ def in_states(connection: Connection, states: Sequence[JobState], limit: int | N
 
 
 def move(
-    connection: Connection, identity: str, new: JobState, message: str, *, detail: str | None = None, **values: Any
-) -> bool:
-    """Change the state of a job. Returns False if the transition is not allowed from its current state."""
-    return _change_state(connection, identity, states_before(new), new, message, detail, **values)
-
-
-def _change_state(
     connection: Connection,
     identity: str,
-    before: Sequence[JobState],
     new: JobState,
     message: str,
-    detail: str | None,
+    *,
+    before: Sequence[JobState] | None = None,
+    detail: str | None = None,
     **values: Any,
 ) -> bool:
+    """Change the state of a job. Returns False if its state is not in `before`, by default those that allow `new`."""
     row = get(connection, identity)
-    if row["state"] not in before:
+    if row["state"] not in (states_before(new) if before is None else before):
         return False
     moment = now()
     log = [*msgspec.json.decode(row["log"]), _entry(moment, message, detail)][-MAX_LOG_ENTRIES:]
@@ -219,11 +182,6 @@ def status_details(row: RowMapping, progress: Document | None = None) -> Documen
     }
 
 
-def is_paused(row: RowMapping) -> bool:
-    """Return whether a job was paused, i.e. cancelled in order to be resumed later."""
-    return bool(msgspec.json.decode(row["document"]).get("is_paused"))
-
-
 def work_of(row: RowMapping) -> Document:
     """Return the input of the worker: model, files, configuration."""
     work = msgspec.json.decode(row["document"])["work"]
@@ -233,8 +191,3 @@ def work_of(row: RowMapping) -> Document:
 
 def _entry(moment: str, message: str, detail: str | None) -> Document:
     return {"updated_at": moment, "message": message, "detail": detail}
-
-
-def _hash(caller: str, data: bytes) -> str:
-    # Separated by a null byte, which no caller name contains.
-    return hashlib.sha256(caller.encode() + b"\0" + data).hexdigest()

@@ -1,7 +1,6 @@
 """Names and paths from requests, checked; ids and timestamps."""
 
 import hashlib
-import os
 import re
 import time
 import uuid
@@ -99,7 +98,3 @@ def split_reference(value: str, field: str) -> tuple[str, str]:
 def short_hash(text: str) -> str:
     """Return a name for any text: 20 hex digits of its hash."""
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:20]
-
-
-def instance_id() -> str:
-    return f"{os.getpid()}-{os.urandom(4).hex()}"

@@ -14,7 +14,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
-from pairwright.service.api_errors import Refusal, already_there
+from pairwright.service.api_errors import Refusal, already_there, not_found
 from pairwright.service.rows import entities
 from pairwright.service.rows.blob_store import Blob
 from pairwright.service.rows.database import commits, references
@@ -92,10 +92,10 @@ def commit_at(connection: Connection, namespace: str, name: str, revision: str) 
     raise _no_revision(namespace, name, revision)
 
 
-def list_references(connection: Connection, namespace: str, name: str, kind: str) -> list[RowMapping]:
-    """Return the branches or tags of a repository, by name; `main` is always a branch."""
-    chosen = sa.select(references).where(*_reference(namespace, name, kind)).order_by(references.c.reference)
-    return list(connection.execute(chosen).mappings())
+def list_references(connection: Connection, namespace: str, name: str, kind: str) -> dict[str, str]:
+    """Return the commit ids of the branches or tags of a repository, by name; `main` is always a branch."""
+    chosen = sa.select(references.c.reference, references.c.oid).where(*_reference(namespace, name, kind))
+    return {row.reference: row.oid for row in connection.execute(chosen.order_by(references.c.reference))}
 
 
 def create_reference(
@@ -198,21 +198,12 @@ def blobs_of(connection: Connection, namespace: str | None) -> dict[str, int]:
 
 def _check_there(connection: Connection, namespace: str, name: str) -> None:
     if entities.find(connection, entities.REPOSITORY, namespace, name) is None:
-        raise Refusal(
-            404,
-            "repository_not_found",
-            f"no dataset repository {namespace + '/' + name!r}",
-            headers={"x-error-code": "RepoNotFound"},
-        )
+        raise not_found("repository", f"{namespace}/{name}")
 
 
 def _no_revision(namespace: str, name: str, revision: str) -> Refusal:
-    return Refusal(
-        404,
-        "revision_not_found",
-        f"{namespace}/{name} has no revision {revision[:80]!r}: expected a branch, a tag or the id of a commit",
-        headers={"x-error-code": "RevisionNotFound"},
-    )
+    expected = "expected a branch, a tag or the id of a commit"
+    return not_found("revision", revision[:80], hint=f"{namespace}/{name}: {expected}")
 
 
 def _reference(

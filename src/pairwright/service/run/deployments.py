@@ -44,14 +44,6 @@ class DeploymentState(StrEnum):
     FAILED = "failed"
 
 
-TRANSITIONS: dict[DeploymentState, frozenset[DeploymentState]] = {
-    DeploymentState.CREATED: frozenset({DeploymentState.PENDING, DeploymentState.FAILED}),
-    DeploymentState.PENDING: frozenset({DeploymentState.READY, DeploymentState.FAILED}),
-    DeploymentState.READY: frozenset({DeploymentState.PENDING, DeploymentState.FAILED}),
-    DeploymentState.FAILED: frozenset(),
-}
-
-
 class Deployments:
     """Manages the model servers. Used only from the supervisor thread."""
 
@@ -81,17 +73,17 @@ class Deployments:
         for folder in folders:
             process.stop(folder, grace_seconds=deadline - time.monotonic())
         for row in rows_now:
-            self._move(row, DeploymentState.PENDING, "the service was stopped", starts=0)
+            if row["state"] in (DeploymentState.CREATED, DeploymentState.READY):
+                self._move(row, DeploymentState.PENDING, "the service was stopped", starts=0)
 
     def _rows(self) -> list[RowMapping]:
+        # An external endpoint has no server here.
+        chosen = sa.select(rows).where(rows.c.port.is_distinct_from(EXTERNAL)).order_by(rows.c.created_at)
         with self._context.database.reading() as connection:
-            return list(connection.execute(sa.select(rows).order_by(rows.c.created_at)).mappings())
+            return list(connection.execute(chosen).mappings())
 
     def _look_after(self, row: RowMapping) -> None:
         """Start, check or stop the server of a deployment, according to its state."""
-        # An external endpoint has no local server.
-        if row["port"] == EXTERNAL:
-            return
         folder = self._settings.deployment_folder(row["id"])
         state, alive = DeploymentState(row["state"]), process.is_alive(folder)
         if state is DeploymentState.FAILED:
@@ -120,13 +112,9 @@ class Deployments:
             self._fail(row, f"the model server ended {row['starts']} times")
             return
         port = free_port()
-        state = DeploymentState(row["state"])
         description = "the model server is starting" if not row["starts"] else "the model server is started again"
-        # PENDING to PENDING is not a transition: only the start is recorded.
-        if state is DeploymentState.PENDING:
-            self._update(row, port=port, starts=row["starts"] + 1, description=description, state_at=now())
-        elif not self._move(row, DeploymentState.PENDING, description, port=port, starts=row["starts"] + 1):
-            return
+        if not self._move(row, DeploymentState.PENDING, description, port=port, starts=row["starts"] + 1):
+            return  # deleted a moment ago
         work = msgspec.json.decode(row["document"])["work"]
         command = [*self._settings.model_command, work["folder"], "--host", "127.0.0.1", "--port", str(port)]
         command += ["--api-key-env", SECRET, *work["arguments"]]
@@ -145,19 +133,10 @@ class Deployments:
         )
 
     def _move(self, row: RowMapping, new: DeploymentState, description: str, **values: Any) -> bool:
-        before = [state for state, following in TRANSITIONS.items() if new in following]
+        """Record a state; False if the deployment was deleted meanwhile. Only the supervisor thread changes states."""
+        values |= {"state": new.value, "description": description, "state_at": now(), "updated_at": now()}
         with self._context.database.writing() as connection:
-            changed = connection.execute(
-                sa.update(rows)
-                # Compare-and-set: no effect if the row was deleted or moved meanwhile.
-                .where(rows.c.id == row["id"], rows.c.state.in_(before))
-                .values(state=new.value, description=description, state_at=now(), updated_at=now(), **values)
-            )
-        return changed.rowcount == 1
-
-    def _update(self, row: RowMapping, **values: Any) -> None:
-        with self._context.database.writing() as connection:
-            connection.execute(sa.update(rows).where(rows.c.id == row["id"]).values(updated_at=now(), **values))
+            return connection.execute(sa.update(rows).where(rows.c.id == row["id"]).values(values)).rowcount == 1
 
     def _end_deleted(self, known: set[str]) -> None:
         """Stop the servers of deleted deployments, and remove their folders."""

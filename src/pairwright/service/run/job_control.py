@@ -2,6 +2,7 @@
 
 import shutil
 
+import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from pairwright.jobs.job import FINAL, JobState
@@ -9,6 +10,7 @@ from pairwright.service.api_errors import Refusal
 from pairwright.service.context import Context
 from pairwright.service.rows import job_rows as jobs
 from pairwright.service.rows.api_tokens import Caller
+from pairwright.service.rows.database import jobs as rows
 from pairwright.service.rows.names import check_name
 from pairwright.service.run.model_names import refuse_deployed
 from pairwright.service.run.result_file import delete_result_file
@@ -61,7 +63,9 @@ def reopen_job(context: Context, job_id: str, caller: Caller) -> RowMapping:
             raise Refusal(409, "dataset_gone", f"job {job_id}: {missing[0]} was deleted: submit it again")
         jobs.refuse_taken_model(connection, row["output_model"])
         jobs.set_document(connection, job_id, is_paused=False)
-        jobs.reopen(connection, job_id, f"resumed by {caller.name}")
+        # The only transition out of a final state; the job resumes from its checkpoints.
+        message = f"resumed by {caller.name}"
+        jobs.move(connection, job_id, JobState.PENDING, message, before=jobs.REOPENED, idle_starts=0)
         row = jobs.get(connection, job_id)
     context.wake.set()
     return row
@@ -75,7 +79,7 @@ def remove_job(context: Context, job_id: str, caller: Caller) -> None:
             raise Refusal(409, "job_active", f"job {job_id} is {row['state']}: cancel it first")
         refuse_deployed(connection, row["output_model"])
         blobs = delete_result_file(connection, row)
-        jobs.delete(connection, job_id)
+        connection.execute(sa.delete(rows).where(rows.c.id == job_id))
     # Removed after the row: leftovers of a crash are removed at the next start.
     shutil.rmtree(context.settings.job_folder(job_id), ignore_errors=True)
     free_blobs(context, blobs | {file["sha256"] for file in jobs.work_of(row)["files"]})

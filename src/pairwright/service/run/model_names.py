@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, RowMapping
 
 from pairwright.jobs.job import JobState
 from pairwright.jobs.local import result_folder
@@ -23,26 +23,26 @@ ModelDocument = dict[str, Any]
 AUTOMATIC = "auto-"  # name prefix of deployments that were started on first use
 
 
-def check_known(connection: Connection, model: str, caller: Caller) -> None:
-    """Raise a 422 refusal if the model is neither a base model nor the output of a job."""
+def find_known(connection: Connection, model: str, caller: Caller) -> RowMapping | Path:
+    """Return the job that makes a model, or the folder of a base model. Raises a 422 refusal for other names."""
     row = _job(connection, model)
     if row is not None:
         caller.check(row["namespace"], write=False)
-    elif _target(connection, model) is None:
+        return row
+    target = _target(connection, model)
+    if target is None:
         known = [document["id"] for document in list_models(connection, caller, filters={}, limit=50)[0]]
         raise Refusal(
             422, "unknown_model", f"model: {model!r} is not known; known models: {', '.join(known) or 'none'}"
         )
+    return Path(target["model_path"])
 
 
 def model_folder(connection: Connection, model: str, caller: Caller, settings: Settings) -> Path:
     """Return the folder of a model. Raises a refusal if it is unknown or not ready."""
-    check_known(connection, model, caller)
-    row = _job(connection, model)
-    if row is None:
-        target = _target(connection, model)
-        assert target is not None
-        return Path(target["model_path"])
+    row = find_known(connection, model, caller)
+    if isinstance(row, Path):
+        return row
     if row["state"] != JobState.COMPLETED:
         raise Refusal(409, "model_not_ready", f"model: {model!r} is made by job {row['id']}, which is {row['state']}")
     folder = result_folder(settings.run_folder(row["id"]))
@@ -194,7 +194,7 @@ def _document(model: str, namespace: str, created_at: str, **more: str | None) -
     }
 
 
-def _job(connection: Connection, model: str) -> Any:
+def _job(connection: Connection, model: str) -> RowMapping | None:
     chosen = sa.select(jobs).where(jobs.c.output_model == model).order_by(jobs.c.number.desc())
     matches = list(connection.execute(chosen).mappings())
     # Prefers a completed job to newer ones that failed or still run.

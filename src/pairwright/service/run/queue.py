@@ -144,7 +144,12 @@ class JobQueue:
         """Record the progress of a job with a live worker. Ends the worker if it is cancelled or stalled."""
         run, worker = self._run(row), self._process(row)
         if row["state"] == JobState.CANCELLING:
-            self._end(row["id"], worker)
+            asked = self._asked_to_stop.get(row["id"])
+            if asked is None:
+                self._asked_to_stop[row["id"]] = time.monotonic()
+                process.send(worker, signal.SIGTERM)
+            elif time.monotonic() - asked > min(CANCEL_SECONDS, self._settings.stop_seconds):
+                process.send(worker, signal.SIGKILL)
             return
         # Files whose changes count as activity.
         signs = [worker / process.LOG, run / TRAIN_FILE, run / "metrics.jsonl", self._folder(row) / WORK_FILE]
@@ -154,27 +159,16 @@ class JobQueue:
             message = f"stalled: no sign for {quiet:.0f} seconds, so its worker was ended"
             self._move(row, JobState.FAILED, message, detail=self._log(row))
             return
-        if time.monotonic() - self._noted.get(row["id"], -math.inf) >= min(
-            HEARTBEAT_SECONDS, 10 * self._settings.tick_seconds
-        ):
-            self._noted[row["id"]] = time.monotonic()
-            self._note(row)
-
-    def _end(self, identity: str, worker: Path) -> None:
-        asked = self._asked_to_stop.get(identity)
-        if asked is None:
-            self._asked_to_stop[identity] = time.monotonic()
-            process.send(worker, signal.SIGTERM)
-        elif time.monotonic() - asked > min(CANCEL_SECONDS, self._settings.stop_seconds):
-            process.send(worker, signal.SIGKILL)
-
-    def _note(self, row: RowMapping) -> None:
+        unnoted = time.monotonic() - self._noted.get(row["id"], -math.inf)
+        if unnoted < min(HEARTBEAT_SECONDS, 10 * self._settings.tick_seconds):
+            return
+        self._noted[row["id"]] = time.monotonic()
         progress = self._progress(row, is_completed=False)
+        values: dict[str, Any] = {"heartbeat_at": now(), "progress": msgspec.json.encode(progress).decode()}
+        # Progress resets the count of idle starts.
+        if progress["steps_completed"] > row["step"]:
+            values |= {"step": progress["steps_completed"], "idle_starts": 0}
         with self._context.database.writing() as connection:
-            values: dict[str, Any] = {"heartbeat_at": now(), "progress": msgspec.json.encode(progress).decode()}
-            # Progress resets the count of idle starts.
-            if progress["steps_completed"] > row["step"]:
-                values |= {"step": progress["steps_completed"], "idle_starts": 0}
             connection.execute(sa.update(rows).where(rows.c.id == row["id"]).values(values))
 
     def _close(self, row: RowMapping, *, is_recovery: bool) -> None:
@@ -200,15 +194,12 @@ class JobQueue:
             if new is JobState.COMPLETED:
                 with contextlib.suppress(OSError):  # failing to write the card must not fail the job
                     write_card(row, local.result_folder(self._run(row)))
-            if new is JobState.COMPLETED or (new is JobState.CANCELLED and not jobs.is_paused(row)):
-                self._drop_checkpoints(row)
+            # A paused job is a cancelled one that keeps its checkpoints.
+            is_paused = new is JobState.CANCELLED and msgspec.json.decode(row["document"]).get("is_paused")
+            if new is not JobState.FAILED and not is_paused and not self._settings.keep_checkpoints:
+                shutil.rmtree(self._run(row) / "checkpoints", ignore_errors=True)
         for memory in (self._asked_to_stop, self._quiet, self._noted):
             memory.pop(row["id"], None)
-
-    def _drop_checkpoints(self, row: RowMapping) -> None:
-        """Delete the checkpoints of a job, unless `keep_checkpoints` is set."""
-        if not self._settings.keep_checkpoints:
-            shutil.rmtree(self._run(row) / "checkpoints", ignore_errors=True)
 
     def _outcome(self, row: RowMapping, *, is_recovery: bool) -> tuple[JobState, str, str | None]:
         """Return state, message and detail of a job whose worker is gone."""

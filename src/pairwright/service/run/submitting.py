@@ -1,5 +1,6 @@
 """Creates jobs from requests. Base model, dataset revision and configuration are pinned on submission."""
 
+import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from pairwright.service.run.usage import check_quota
 
 # hf://datasets/NAMESPACE/NAME, with @COMMIT for one revision.
 _FILES_URL = re.compile(r"hf://datasets/([^/@]+)/([^/@]+)(?:@([A-Za-z0-9]+))?")
+RETRY_BACKOFF_SECONDS = 20.0  # maximum pause of a client between two attempts
 # Folder or file name in a dataset -> split.
 SPLITS = {"training": "train", "train": "train", "validation": "validation"}
 Document = dict[str, Any]
@@ -55,12 +57,23 @@ async def _identity_of(
     x_stainless_retry_count: Annotated[str | None, Header()] = None,
     x_stainless_read_timeout: Annotated[str | None, Header()] = None,
 ) -> Callable[[BaseModel], jobs.Request]:
-    return lambda body: jobs.request_of(
-        caller.name,
-        body.model_dump_json().encode(),
-        key=idempotency_key,
-        attempt=x_stainless_retry_count,
-        timeout=x_stainless_read_timeout,
+    retry = x_stainless_retry_count or ""
+    number = int(retry) if retry.isdigit() and len(retry) < 5 else 0
+    try:
+        timeout = min(3600.0, max(1.0, float(x_stainless_read_timeout or 60)))
+    except ValueError:
+        timeout = 60.0
+
+    def hashed(text: str) -> str:
+        # Separated by a null character, which no caller name contains.
+        return hashlib.sha256(f"{caller.name}\0{text}".encode("utf-8", "replace")).hexdigest()
+
+    return lambda body: jobs.Request(
+        body_hash=hashed(body.model_dump_json()),
+        key=None if idempotency_key is None else hashed(idempotency_key),
+        attempt=number,
+        # The n-th retry comes after at most n timeouts and n pauses.
+        window_seconds=number * (timeout + RETRY_BACKOFF_SECONDS),
     )
 
 
@@ -76,7 +89,7 @@ def submit(context: Context, body: JobBody, caller: Caller, request: jobs.Reques
         return repeated
     train_section(body.hyperparameters)
     with context.database.reading() as connection:
-        source = find_source(connection, body, caller)
+        source = _source(connection, _reference(body.dataset), caller)
         _config(connection, body)
     check_source(source, body.hyperparameters.training_type, context)
     return insert_once(context, body, caller, request, source=source)
@@ -115,12 +128,6 @@ def insert_once(
             row = jobs.insert(connection, {**document, **(more or {})}, request)
     context.wake.set()
     return row
-
-
-def find_source(connection: Connection, body: JobBody, caller: Caller) -> Source:
-    """Look up the dataset of a request. Raises a refusal if it is missing or has no training file."""
-    dataset, (source, commit) = _dataset(connection, _reference(body.dataset), caller)
-    return Source(dataset, _files(commit, source))
 
 
 def check_source(source: Source, training_type: str, context: Context) -> None:
@@ -226,10 +233,8 @@ def _reference(dataset: str | DatasetReference) -> DatasetReference:
     return DatasetReference(name=name, namespace=namespace)
 
 
-def _dataset(
-    connection: Connection, reference: DatasetReference, caller: Caller
-) -> tuple[Document, tuple[str, Commit]]:
-    """Return the dataset for the API document, and its URL and commit to train on."""
+def _source(connection: Connection, reference: DatasetReference, caller: Caller) -> Source:
+    """Look up the dataset of a request. Raises a refusal if it is missing or has no training file."""
     url = reference.files_url
     if url is None:
         if reference.name is None:
@@ -248,11 +253,12 @@ def _dataset(
         raise Refusal(422, "dataset_not_found", f"dataset: {refusal.message}; upload it before the job") from None
     # Pinned to the commit, so that later uploads do not change the job.
     source = f"hf://datasets/{namespace}/{name}@{commit.oid}"
-    reference_fields = {
+    document = {
         "name": reference.name or name,
         "namespace": reference.namespace if reference.name else namespace,
+        "files_url": source,
     }
-    return {**reference_fields, "files_url": source}, (source, commit)
+    return Source(document, _files(commit, source))
 
 
 def _files(commit: Commit, source: str) -> list[Document]:
