@@ -183,12 +183,8 @@ def _plain_kind(text: str) -> str | None:
 
 def _may_have_status(text: str, head: str) -> bool:
     """Whether a result may contain an exit status: a cheap test, since most results have none."""
-    if "xit" in head or "eturn" in head or "ode" in head:
-        return True
-    if len(text) <= _NUM_HEAD:  # a short text is its own head
-        return False
-    end = text[-600:]
-    return "xit" in end or "ode" in end
+    ends = head if len(text) <= _NUM_HEAD else f"{head}\n{text[-600:]}"  # a short text is its own head
+    return any(map(ends.lower().__contains__, ("exit", "return", "code", "status")))
 
 
 def _word(reason: str) -> str:
