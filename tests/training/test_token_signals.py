@@ -104,6 +104,14 @@ def test_unscored_runs_are_trained_by_the_rewards_of_their_tokens(model, tmp_pat
     assert (counts["runs_by_token"], counts["unscored"]) == (2, 1)
 
 
+@pytest.mark.parametrize("reward", [np.nan, np.inf])
+def test_a_run_whose_reward_is_not_finite_is_counted_as_unscored(reward, model, tmp_path):
+    runs = table_of(tmp_path / "runs", [(ANSWER, {"reward": value}) for value in (0.0, 1.0, reward)])
+    rows = run(model, runs, tmp_path / "run", epochs=1)
+    assert np.isfinite(rows[0]["loss"])
+    assert read_status(tmp_path / "run").counts["grpo"]["unscored"] == 1
+
+
 def test_an_unscored_run_whose_rewards_of_tokens_cannot_be_compared_is_counted(model, tmp_path):
     rewards = np.array([1, 0, 0, 2], np.float32)
     scored = [(ANSWER, {"reward": value}) for value in (0.0, 1.0)]
