@@ -22,8 +22,9 @@ from safetensors.numpy import save_file
 from pairwright.service import Settings
 from pairwright.service.context import Context
 from pairwright.service.rows.blob_store import Blobs
-from pairwright.service.rows.database import Database, jobs
+from pairwright.service.rows.database import Database
 from pairwright.service.rows.names import new_id
+from pairwright.service.rows.schema import jobs
 from pairwright.service.run.base_models import add_target
 from pairwright.service.service_server import tidy
 

@@ -8,7 +8,7 @@ from service_process import job_body
 from pairwright.jobs.job import JobState
 from pairwright.service.rows import job_rows as jobs
 from pairwright.service.rows.api_tokens import create_token
-from pairwright.service.rows.database import deployments
+from pairwright.service.rows.schema import deployments
 from pairwright.service.run.deployments import Deployments
 
 pytestmark = pytest.mark.stress

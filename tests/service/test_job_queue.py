@@ -12,8 +12,8 @@ from pairwright.jobs import process
 from pairwright.service.context import Context
 from pairwright.service.rows.blob_store import Blobs
 from pairwright.service.rows.database import Database
-from pairwright.service.rows.database import jobs as rows
 from pairwright.service.rows.job_rows import JobState
+from pairwright.service.rows.schema import jobs as rows
 from pairwright.service.run.queue import MAX_IDLE_STARTS, JobQueue
 from pairwright.service.settings import Settings
 

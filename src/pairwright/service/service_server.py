@@ -16,7 +16,8 @@ from pairwright.service.context import Context
 from pairwright.service.rows import entities
 from pairwright.service.rows.api_tokens import count_tokens
 from pairwright.service.rows.blob_store import Blobs
-from pairwright.service.rows.database import Database, jobs
+from pairwright.service.rows.database import Database
+from pairwright.service.rows.schema import jobs
 from pairwright.service.run.usage import used_blobs
 from pairwright.service.settings import Settings
 

@@ -22,8 +22,8 @@ from pairwright.service.request_models import (
 )
 from pairwright.service.rows import entities
 from pairwright.service.rows.api_tokens import Caller
-from pairwright.service.rows.database import deployments as rows
 from pairwright.service.rows.names import check_model_name, check_name, new_id, now, split_reference
+from pairwright.service.rows.schema import deployments as rows
 from pairwright.service.run import deployments
 from pairwright.service.run.model_names import find_known, model_folder
 

@@ -20,9 +20,9 @@ from pairwright.service.rows import entities
 from pairwright.service.rows import job_rows as jobs
 from pairwright.service.rows.api_tokens import Caller
 from pairwright.service.rows.database import JsonField
-from pairwright.service.rows.database import jobs as rows
 from pairwright.service.rows.job_progress import read_metrics, summary
 from pairwright.service.rows.names import check_model_name, check_name
+from pairwright.service.rows.schema import jobs as rows
 from pairwright.service.run.base_models import config_document, target_document
 from pairwright.service.run.job_control import end_job, find_job, remove_job, reopen_job
 from pairwright.service.run.submitting import IdentityOf, submit

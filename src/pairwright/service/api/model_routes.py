@@ -24,8 +24,8 @@ from pairwright.service.context import Context, ContextIs, Document
 from pairwright.service.request_models import ModelBody, ModelUpdate
 from pairwright.service.rows import entities
 from pairwright.service.rows.api_tokens import Caller
-from pairwright.service.rows.database import deployments as rows
 from pairwright.service.rows.names import check_model_name, check_name, now, short_hash
+from pairwright.service.rows.schema import deployments as rows
 from pairwright.service.run import deployments
 from pairwright.service.run.deployments import EXTERNAL, DeploymentState
 from pairwright.service.run.model_names import (

@@ -21,8 +21,8 @@ from pairwright.service.api_errors import Refusal, not_found
 from pairwright.service.hub.repository_reads import RepositoryKind, add_read_routes
 from pairwright.service.rows import job_rows as jobs
 from pairwright.service.rows.blob_store import Blob, hash_file
-from pairwright.service.rows.database import jobs as rows
 from pairwright.service.rows.repositories import MAIN, Commit
+from pairwright.service.rows.schema import jobs as rows
 from pairwright.service.settings import Settings
 
 _INDEX = "hub-files.json"  # in the run folder: hashes of the model's files

@@ -24,8 +24,8 @@ from pairwright.service.request_models import Body, Count, DatasetReference, Dpo
 from pairwright.service.rows import job_progress
 from pairwright.service.rows import job_rows as jobs
 from pairwright.service.rows.api_tokens import Caller
-from pairwright.service.rows.database import jobs as rows
 from pairwright.service.rows.names import CHECKPOINT, check_name, new_id
+from pairwright.service.rows.schema import jobs as rows
 from pairwright.service.run.base_models import find_target
 from pairwright.service.run.job_control import end_job, find_job, reopen_job
 from pairwright.service.run.submitting import IdentityOf, Source, check_source, find_repeat, insert_once

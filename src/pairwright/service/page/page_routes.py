@@ -15,7 +15,7 @@ from pairwright.jobs.job import JobState
 from pairwright.service.access import CallerIs
 from pairwright.service.api_errors import not_found
 from pairwright.service.context import Context, ContextIs
-from pairwright.service.rows.database import deployments, jobs
+from pairwright.service.rows.schema import deployments, jobs
 from pairwright.service.run.deployments import DeploymentState
 
 router = APIRouter(tags=["operation"])

@@ -17,8 +17,9 @@ import sqlalchemy as sa
 
 from pairwright.errors import ConfigError
 from pairwright.service.api_errors import Refusal
-from pairwright.service.rows.database import Database, tokens
+from pairwright.service.rows.database import Database
 from pairwright.service.rows.names import check_name, new_id, now
+from pairwright.service.rows.schema import tokens
 
 # Makes a leaked token recognizable to people and secret scanners.
 PREFIX = "pw_"

@@ -1,4 +1,4 @@
-"""Database access and tables: SQLite in WAL mode, or PostgreSQL by URL, through SQLAlchemy Core.
+"""Database access: SQLite in WAL mode, or PostgreSQL by URL, through SQLAlchemy Core.
 
 `reading()` and `writing()` open transactions. On SQLite a write transaction takes the write lock when it begins, which
 avoids deadlocks between writers. Committed writes are durable.
@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import BigInteger, Column, Float, Integer, MetaData, String, Table, Text, UniqueConstraint, event
+from sqlalchemy import Text, event
 from sqlalchemy.engine import Connection
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from pairwright.errors import ConfigError, PairwrightError
+from pairwright.service.rows.schema import SCHEMA_VERSION, jobs, metadata, service
 
 
 class Database:
@@ -138,116 +139,3 @@ def _begin_sqlite(connection: Connection) -> None:
     writes = connection.get_execution_options().get("writes", False)
     # IMMEDIATE takes the write lock now; upgrading a read to a write later could fail as busy.
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-
-# Database tables, the same in SQLite and PostgreSQL. `SCHEMA_VERSION` counts changes; migrations are numbered.
-#
-# Entities (namespaces, datasets, targets, deployment configs) are a key and a JSON document. Jobs and deployments
-# have columns for the fields that the queue uses. Dataset files are stored as commits with their complete tree; files
-# are named by their sha256 in the blob store, so revisions are immutable.
-
-
-SCHEMA_VERSION = 3
-metadata = MetaData()
-
-# Key and value: the schema version.
-service = Table("service", metadata, Column("key", String(64), primary_key=True), Column("value", Text, nullable=False))
-
-entities = Table(
-    "entities",
-    metadata,
-    Column("kind", String(32), primary_key=True),
-    # "" for kinds without a namespace.
-    Column("namespace", String(128), primary_key=True),
-    Column("name", String(256), primary_key=True),
-    Column("id", String(64), nullable=False, index=True),
-    # Times are ISO 8601 text in all tables, and sort as text.
-    Column("created_at", String(32), nullable=False),
-    Column("updated_at", String(32), nullable=False),
-    Column("document", Text, nullable=False),
-)
-
-tokens = Table(
-    "tokens",
-    metadata,
-    Column("id", String(64), primary_key=True),
-    Column("name", String(128), nullable=False, unique=True),
-    Column("hash", String(64), nullable=False, unique=True),
-    Column("scopes", Text, nullable=False),
-    Column("created_at", String(32), nullable=False),
-)
-
-commits = Table(
-    "commits",
-    metadata,
-    # SQLite autoincrements only INTEGER keys.
-    Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
-    Column("namespace", String(128), nullable=False),
-    Column("name", String(256), nullable=False),
-    Column("oid", String(40), nullable=False),
-    Column("parent", String(40)),
-    Column("title", Text, nullable=False),
-    Column("created_at", String(32), nullable=False),
-    Column("tree", Text, nullable=False),
-    UniqueConstraint("namespace", "name", "oid"),
-)
-
-# Branches and tags of repositories. Without a row for `main` (version 1), its head is the newest commit.
-references = Table(
-    "hub_references",
-    metadata,
-    Column("namespace", String(128), primary_key=True),
-    Column("name", String(256), primary_key=True),
-    Column("kind", String(8), primary_key=True),
-    Column("reference", String(128), primary_key=True),
-    Column("oid", String(40), nullable=False),
-    Column("message", Text, nullable=False, default=""),
-)
-
-jobs = Table(
-    "jobs",
-    metadata,
-    Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
-    Column("id", String(64), nullable=False, unique=True),
-    Column("namespace", String(128), nullable=False, index=True),
-    Column("name", String(128), nullable=False, index=True),
-    # "" once the model was deleted.
-    Column("output_model", String(512), nullable=False, index=True),
-    Column("state", String(16), nullable=False, index=True),
-    Column("created_at", String(32), nullable=False),
-    Column("updated_at", String(32), nullable=False, index=True),
-    Column("started_at", String(32)),
-    Column("heartbeat_at", String(32)),
-    Column("starts", Integer, nullable=False, default=0),
-    # Consecutive starts without progress: the job fails after too many.
-    Column("idle_starts", Integer, nullable=False, default=0),
-    Column("step", Integer, nullable=False, default=0),
-    Column("seconds", Float, nullable=False, default=0.0),
-    # Hash of the idempotency key, hash of the body, and the number of the last retry that returned this job.
-    Column("request_key", String(300), index=True),
-    Column("request_hash", String(64), nullable=False, index=True),
-    Column("attempt", Integer, nullable=False, default=0),
-    # JSON: the document of clients and the worker's input; the newest progress; the log of states.
-    Column("document", Text, nullable=False),
-    Column("progress", Text, nullable=False),
-    Column("log", Text, nullable=False),
-    UniqueConstraint("namespace", "name"),
-)
-
-deployments = Table(
-    "deployments",
-    metadata,
-    Column("id", String(64), primary_key=True),
-    Column("namespace", String(128), nullable=False),
-    Column("name", String(128), nullable=False),
-    Column("state", String(16), nullable=False),
-    Column("description", Text, nullable=False),
-    Column("model", String(512), nullable=False, index=True),
-    Column("port", Integer),
-    Column("starts", Integer, nullable=False, default=0),
-    Column("created_at", String(32), nullable=False),
-    Column("updated_at", String(32), nullable=False),
-    Column("state_at", String(32), nullable=False),
-    Column("document", Text, nullable=False),
-    UniqueConstraint("namespace", "name"),
-)

@@ -10,8 +10,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from pairwright.service.api_errors import already_there, not_found
-from pairwright.service.rows.database import entities
 from pairwright.service.rows.names import new_id, now
+from pairwright.service.rows.schema import entities
 
 NAMESPACE = "namespace"
 STORE_NAMESPACE = "datastore namespace"

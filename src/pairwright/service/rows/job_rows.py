@@ -15,9 +15,9 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from pairwright.jobs.job import JobState, states_before
 from pairwright.service.api_errors import Refusal, not_found
-from pairwright.service.rows.database import jobs
 from pairwright.service.rows.job_progress import NOTHING_YET
 from pairwright.service.rows.names import age_seconds, now
+from pairwright.service.rows.schema import jobs
 
 Document = dict[str, Any]
 WAITING = (JobState.CREATED, JobState.PENDING)

@@ -17,8 +17,8 @@ from sqlalchemy.engine import Connection, RowMapping
 from pairwright.service.api_errors import Refusal, already_there, not_found
 from pairwright.service.rows import entities
 from pairwright.service.rows.blob_store import Blob
-from pairwright.service.rows.database import commits, references
 from pairwright.service.rows.names import is_commit, now
+from pairwright.service.rows.schema import commits, references
 
 MAIN = "main"
 BRANCH, TAG = "branch", "tag"

@@ -24,8 +24,8 @@ from pairwright.errors import PairwrightError
 from pairwright.jobs import process
 from pairwright.service.api_errors import Refusal, already_there, not_found
 from pairwright.service.context import Context
-from pairwright.service.rows.database import deployments as rows
 from pairwright.service.rows.names import new_id, now
+from pairwright.service.rows.schema import deployments as rows
 from pairwright.service.run.queue import OFFLINE, Quiet
 from pairwright.service.settings import Settings
 

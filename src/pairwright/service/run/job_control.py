@@ -10,8 +10,8 @@ from pairwright.service.api_errors import Refusal
 from pairwright.service.context import Context
 from pairwright.service.rows import job_rows as jobs
 from pairwright.service.rows.api_tokens import Caller
-from pairwright.service.rows.database import jobs as rows
 from pairwright.service.rows.names import check_name
+from pairwright.service.rows.schema import jobs as rows
 from pairwright.service.run.model_names import refuse_deployed
 from pairwright.service.run.result_file import delete_result_file
 from pairwright.service.run.usage import free_blobs

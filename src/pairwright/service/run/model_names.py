@@ -15,8 +15,9 @@ from pairwright.service.api_errors import Refusal, not_found
 from pairwright.service.context import Context
 from pairwright.service.rows import entities
 from pairwright.service.rows.api_tokens import Caller
-from pairwright.service.rows.database import JsonField, deployments, jobs
+from pairwright.service.rows.database import JsonField
 from pairwright.service.rows.names import check_name
+from pairwright.service.rows.schema import deployments, jobs
 from pairwright.service.settings import Settings
 
 ModelDocument = dict[str, Any]

@@ -29,10 +29,10 @@ from pairwright.ledger.run_status import read_status
 from pairwright.paths import write_json
 from pairwright.service.context import Context
 from pairwright.service.rows import job_rows as jobs
-from pairwright.service.rows.database import jobs as rows
 from pairwright.service.rows.job_progress import summary
 from pairwright.service.rows.job_rows import WAITING, WITH_WORKER
 from pairwright.service.rows.names import age_seconds, now
+from pairwright.service.rows.schema import jobs as rows
 from pairwright.service.run.model_card import write_card
 from pairwright.service.run.result_file import add_result_file
 from pairwright.service.settings import WORK_FILE

@@ -10,7 +10,7 @@ from pairwright.service.api_errors import Refusal
 from pairwright.service.context import Context
 from pairwright.service.rows import job_rows as jobs
 from pairwright.service.rows import repositories
-from pairwright.service.rows.database import jobs as job_table
+from pairwright.service.rows.schema import jobs as job_table
 
 
 def check_quota(context: Context, namespace: str, num_new: int) -> None:
