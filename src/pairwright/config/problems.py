@@ -118,7 +118,6 @@ _REMOVED = {
     "pairs.environment_divergence": "runs that diverge at a user or tool message are not comparable",
     "pairs.balance_by": "lengths are balanced by dropping pairs",
     "pairs.teacher_choice": "the majority of the teachers decides",
-    "pairs.max_per_chosen": "each chosen side meets one rejected side",
     "pairs.curriculum_start": "a curriculum has no stages",
     "pairs.curriculum_increment": "a curriculum has no stages",
     "pairs.curriculum_interval": "a curriculum has no stages",
