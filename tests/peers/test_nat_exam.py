@@ -58,7 +58,7 @@ def test_the_tests_of_our_components_pass_where_nat_is_installed(nat_python, tmp
     files = ("peers/test_nat_plugin.py", "seeds/test_nat_builder_seed.py", "seeds/test_customizer_seed.py")
     done = subprocess.run(
         [str(nat_python), "-m", "pytest", *options, *(str(tests / name) for name in files)],
-        env={**os.environ, "PYTHONPATH": f"{tests.parent / 'src'}{os.pathsep}{tests}"},
+        env={**os.environ, "PYTHONPATH": f"{tests.parent / 'src'}{os.pathsep}{tests}", "PYTEST_ADDOPTS": ""},
         cwd=tmp_path,
         capture_output=True,
         text=True,

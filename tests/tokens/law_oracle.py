@@ -111,8 +111,10 @@ class Found(NamedTuple):
 def render(model: Model, chat: Chat, tools: Tools, mode: dict[str, Any], *, prompt: bool) -> str | None:
     """The render of transformers, or None where the template refuses the conversation."""
     variables = {**model.special, **model.variables, **mode}
+    names: dict[str, Any] = {}
     try:
-        _compile_jinja_template(model.source).globals["strftime_now"] = _print_time  # the compiled template is cached
+        names = _compile_jinja_template(model.source).globals  # of the compiled template, which transformers caches
+        theirs, names["strftime_now"] = names["strftime_now"], _print_time
         texts, _ = render_jinja_template(
             conversations=[chat],
             tools=tools,
@@ -122,6 +124,9 @@ def render(model: Model, chat: Chat, tools: Tools, mode: dict[str, Any], *, prom
         )
     except Exception:  # a template may raise anything
         return None
+    finally:
+        if names:
+            names["strftime_now"] = theirs
     return str(texts[0])
 
 
