@@ -1,4 +1,4 @@
-"""Serialization and gathering, compared with Trinity's own functions (trinity-rft, installed without dependencies).
+"""Serialization, compared with Trinity's own functions (trinity-rft, installed without dependencies).
 
 20,000 experiences of about 600 tokens with log-probabilities and tool-calling messages.
 """
@@ -8,22 +8,9 @@ from typing import Any
 import numpy as np
 
 from bench.measure import best_cpu, row
-from pairwright import (
-    EID,
-    Experience,
-    Message,
-    ToolCall,
-    dumps_many,
-    gather_action_masks,
-    gather_attention_masks,
-    gather_response_attr,
-    gather_token_ids,
-    loads_many,
-)
+from pairwright import EID, Experience, Message, ToolCall, dumps_many, loads_many
 
 NUM_EXPERIENCES = 20_000
-NUM_GATHERED = 256
-MAX_PROMPT, MAX_RESPONSE = 200, 700
 WORDS = [
     "the", "flight", "booking", "agent", "calls", "a", "tool", "to", "get", "reservation", "details", "and", "then",
     "updates", "passenger", "baggage", "price", "economy", "cabin", "date", "time", "origin", "destination", "user",
@@ -108,15 +95,11 @@ def main() -> None:
 
     encode = best_cpu(lambda: dumps_many(mine), lambda: trinity.Experience.serialize_many(their), rounds=3)
     decode = best_cpu(lambda: loads_many(payload), lambda: trinity.Experience.deserialize_many(their_payload), rounds=3)
-    gathered = best_cpu(
-        lambda: _gather_ours(mine[:NUM_GATHERED]), lambda: _gather_theirs(their[:NUM_GATHERED], trinity), rounds=20
-    )
     per = 1e6 / NUM_EXPERIENCES
     print(f"### Records: {NUM_EXPERIENCES:,} experiences of about 600 tokens, against Trinity {_version()}\n")
     print("| what | pairwright | Trinity | ratio | target |\n|---|---|---|---|---|")
     print(row("encode, CPU a record", encode[0] * per, encode[1] * per, "µs", "≥ 5×"))
     print(row("decode to records, CPU a record", decode[0] * per, decode[1] * per, "µs", "≥ 2×"))
-    print(row(f"four gathers of {NUM_GATHERED}, CPU", gathered[0] * 1e3, gathered[1] * 1e3, "ms", "≥ 4×"))
     sizes = len(payload) / NUM_EXPERIENCES, len(their_payload) / NUM_EXPERIENCES
     print(row("bytes a record", *sizes, "B", "≤ 0.75×", higher_is_better=False), "\n")
 
@@ -133,20 +116,6 @@ def _message(value: dict[str, Any]) -> Message:
         tool_call_id=value.get("tool_call_id"),
         name=value.get("name"),
     )
-
-
-def _gather_ours(exps: list[Experience]) -> None:
-    gather_token_ids(exps, MAX_PROMPT, MAX_RESPONSE, pad_id=0)
-    gather_attention_masks(exps, MAX_PROMPT, MAX_RESPONSE)
-    gather_action_masks(exps, MAX_RESPONSE)
-    gather_response_attr(exps, "logprobs", MAX_RESPONSE)
-
-
-def _gather_theirs(exps: list[Any], trinity: Any) -> None:
-    trinity.gather_token_ids(exps, MAX_PROMPT, MAX_RESPONSE, 0)
-    trinity.gather_attention_masks(exps, MAX_PROMPT, MAX_RESPONSE)
-    trinity.gather_action_masks(exps, MAX_RESPONSE)
-    trinity.gather_response_attrs(exps, "logprobs", MAX_RESPONSE)
 
 
 def _version() -> str:

@@ -31,16 +31,8 @@ if TYPE_CHECKING:
     from pairwright.export import ExportSummary, HubSummary, export_pairs, pull, push
     from pairwright.pairs.container import Pairs, make_pairs
     from pairwright.records.experience import EID, CustomField, Experience, Kind, Pair, Side, SideOf, Source
-    from pairwright.records.grouping import group_by, split_preference, split_preferences
+    from pairwright.records.grouping import group_by, split_preference
     from pairwright.records.messages import ErrorSite, Message, ToolCall, prompt_hash
-    from pairwright.records.rectangles import (
-        gather_action_masks,
-        gather_attention_masks,
-        gather_custom_fields,
-        gather_multi_modal_inputs,
-        gather_response_attr,
-        gather_token_ids,
-    )
     from pairwright.scores.score_tables import ScoreSummary, score
     from pairwright.sources.rollouts.trinity import loads_trinity
     from pairwright.sources.shapes.chat_messages import message_from_chat
@@ -58,15 +50,7 @@ _HOMES = {
     "config": ["Config", "load_config"],
     "errors": ["CodecError", "ConfigError", "PairwrightError", "RecordError", "SourceError", "TableError"],
     "evaluation.evaluating": ["evaluate"],
-    "records.grouping": ["group_by", "split_preference", "split_preferences"],
-    "records.rectangles": [
-        "gather_action_masks",
-        "gather_attention_masks",
-        "gather_custom_fields",
-        "gather_multi_modal_inputs",
-        "gather_response_attr",
-        "gather_token_ids",
-    ],
+    "records.grouping": ["group_by", "split_preference"],
     "records.messages": ["ErrorSite", "Message", "ToolCall", "prompt_hash"],
     "export": ["ExportSummary", "HubSummary", "export_pairs", "pull", "push"],
     "pairs.container": ["Pairs", "make_pairs"],
@@ -117,12 +101,6 @@ __all__ = [
     "export_pairs",
     "from_arrow",
     "from_dataset",
-    "gather_action_masks",
-    "gather_attention_masks",
-    "gather_custom_fields",
-    "gather_multi_modal_inputs",
-    "gather_response_attr",
-    "gather_token_ids",
     "group_by",
     "import_traces",
     "load_config",
@@ -137,7 +115,6 @@ __all__ = [
     "push",
     "score",
     "split_preference",
-    "split_preferences",
     "to_arrow",
     "to_dataset",
     "train",

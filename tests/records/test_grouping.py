@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pairwright import EID, Experience, Message, RecordError, Side, group_by, split_preference, split_preferences
+from pairwright import EID, Experience, Message, RecordError, Side, group_by, split_preference
 
 PROMPT = (Message("user", "2+2?"),)
 
@@ -42,7 +42,7 @@ def test_a_split_preference_is_two_whole_sequences_with_their_own_mask_logprobs_
 
 
 def test_the_link_to_the_preference_is_kept_and_ids_stay_apart():
-    chosen, rejected = split_preferences([preference()])
+    chosen, rejected = split_preference(preference())
     assert (chosen.side_of.side, rejected.side_of.side) == ("chosen", "rejected")
     assert chosen.side_of.preference == rejected.side_of.preference == preference().eid
     assert chosen.eid.sid == rejected.eid.sid == preference().eid.sid

@@ -365,12 +365,6 @@ class Experience(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, 
     def is_scored(self) -> bool:
         return self.reward is not None and math.isfinite(self.reward)
 
-    @property
-    def response_length(self) -> int | None:
-        if self.tokens is None or self.prompt_length is None:
-            return None
-        return len(self.tokens) - self.prompt_length
-
     def torch(self, name: str) -> "torch.Tensor | None":
         """Return an array field as a torch tensor of the same dtype."""
         array = getattr(self, name)

@@ -33,22 +33,6 @@ def group_by(experiences: Iterable[Experience], by: Literal["task", "run", "step
     return groups
 
 
-def split_preferences(experiences: Iterable[Experience]) -> list[Experience]:
-    """Split each preference into two experiences, chosen first. `side_of` names the preference and the side of each.
-
-    Args:
-        experiences: Preferences.
-
-    >>> import pairwright as pw
-    >>> good, bad = ({"role": "assistant", "content": text} for text in ("4", "5"))
-    >>> preference = pw.Experience(kind="preference", prompt=[{"role": "user", "content": "2+2?"}],
-    ...                            chosen=pw.Side(messages=[good]), rejected=pw.Side(messages=[bad]))
-    >>> [single.completion[0].text for single in pw.split_preferences([preference])]
-    ['4', '5']
-    """
-    return [single for exp in experiences for single in split_preference(exp)]
-
-
 def split_preference(exp: Experience) -> tuple[Experience, Experience]:
     """Return the two sides of a preference as separate experiences, each with the shared prompt.
 
