@@ -5,8 +5,7 @@ import pytest
 from made_tables import built, several
 
 from pairwright.errors import TableError
-from pairwright.pairs.curriculum import read_curriculum
-from pairwright.pairs.pair_table import pair_batches, pairs_to_batch, read_pairs, write_pairs
+from pairwright.pairs.pair_table import pair_batches, pairs_to_batch, read_curriculum, read_pairs, write_pairs
 
 
 def ten_tasks():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pairwright.store.arrow_arrays import column_array, numbers_of
+from pairwright.store.arrow import column_array, numbers_of
 
 TEXTS = st.text() | st.none()
 KINDS = {

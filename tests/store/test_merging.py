@@ -4,10 +4,10 @@ import pytest
 
 from pairwright import Experience, Table
 from pairwright.records.experience import EID
-from pairwright.store import part_merging as merging
+from pairwright.store import parts as merging
 from pairwright.store.arrow import to_batch
 from pairwright.store.importing import import_files
-from pairwright.store.part_merging import lock_parts, merge_small_parts
+from pairwright.store.parts import lock_parts, merge_small_parts
 
 MIN_PARTS = 8
 

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Raw
 
 from pairwright.records.json_text import decode, encode
-from pairwright.records.messages import TEXT, Json, Message, ToolCall, to_chat_message
+from pairwright.records.messages import TEXT, Json, Message, ToolCall, decode_messages, to_chat_message
 
 
 def system_and_prompt_text(prompt: Sequence[Message], tools: str | None) -> tuple[str | None, str]:
@@ -41,7 +41,6 @@ def side_text(message: Message) -> str:
     return text
 
 
-_decode_messages = msgspec.json.Decoder(tuple[Message, ...]).decode
 TEXT_IS_NO_CHAT = "text_is_no_chat"
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
@@ -91,7 +90,7 @@ class Content(msgspec.Struct, gc=False):
     @property
     def messages(self) -> tuple[Message, ...]:
         if self.decoded is None:
-            self.decoded = _decode_messages(self.stored)
+            self.decoded = decode_messages(self.stored)
         return self.decoded
 
     @property
@@ -143,7 +142,7 @@ def read_contents(texts: Iterable[bytes | None], arguments: str) -> list[Content
 
 def _read_rich(stored: bytes, arguments: str) -> Content:
     """Read messages of which at least one has more than a role and a text."""
-    messages = _decode_messages(stored)
+    messages = decode_messages(stored)
     text = None
     if len(messages) == 1 and isinstance(messages[0].content, str):
         only = messages[0]
@@ -156,10 +155,8 @@ def _read_rich(stored: bytes, arguments: str) -> Content:
 def chat_message(message: Message, *, arguments: str = "text", reasoning_key: str | None = "reasoning_content") -> Json:
     """Convert a message to a chat message. Empty content is "", which every chat template accepts.
 
-    Args:
-        message: The message; raises Unfit if it has more than text, such as images.
-        arguments: "text" writes tool call arguments as JSON text, "object" as objects.
-        reasoning_key: Key of the reasoning; None leaves it out.
+    Tool call arguments are written as JSON "text" or as an "object"; without a `reasoning_key`, reasoning is left out.
+    Raises Unfit if the message has more than text, such as images.
     """
     decode_call = call_value if arguments == "object" else None
     key = reasoning_key if message.reasoning else None

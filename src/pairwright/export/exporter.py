@@ -12,7 +12,7 @@ incompletely, or that the target trains differently, is noted. Always pairs = wr
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, Literal
 
 import msgspec
@@ -31,13 +31,13 @@ from pairwright.export.chat_lines import (
     check_side,
     note_extra,
     read_contents,
+    refuse_if,
 )
-from pairwright.export.cut_pairs import check_is_generated, count_shared
 from pairwright.pairs.memory_pool import plain_memory
 from pairwright.pairs.pair_table import has_tools, pair_batches
 from pairwright.paths import Place, write_atomic
 from pairwright.records.json_text import decode, encode
-from pairwright.records.messages import Json
+from pairwright.records.messages import Json, canonical_messages
 from pairwright.records.tool_texts import to_chat_tool
 
 Indices = npt.NDArray[np.int64]
@@ -81,8 +81,13 @@ CHAT_CHECKS: Layout = (
 )
 # For targets with several messages per side, after these are written.
 SIDE_CHECKS: Layout = (Check(note_extra, "prompt"), Check(check_side, "chosen"), Check(check_side, "rejected"))
+# After the cut, a side must be an assistant message that the model generated.
+_check_is_generated = refuse_if(
+    lambda side: side.role != "assistant" or not (side.is_plain or side.messages[0].is_generated),
+    "sides_part_at_no_assistant_message",
+)
 # For targets with one assistant message per side.
-CUT_AT_DIVERGENCE: Layout = (Cut(), Check(check_is_generated, "chosen"), Check(check_is_generated, "rejected"))
+CUT_AT_DIVERGENCE: Layout = (Cut(), Check(_check_is_generated, "chosen"), Check(_check_is_generated, "rejected"))
 
 
 def json_object(fields: Fields) -> Layout:
@@ -234,7 +239,7 @@ class LineBatch:
         for place in several.tolist():
             prompt, *sides = (int(codes[name][place]) for name in _MESSAGES)
             try:
-                length = count_shared(*(contents[side] for side in sides))
+                length = _count_shared(*(contents[side] for side in sides))
             except Unfit as unfit:
                 reasons[place] = unfit.reason
                 continue
@@ -247,6 +252,15 @@ class LineBatch:
         self.codes |= codes
         self._kinds = _kinds(contents)
         self._refuse(np.array(list(reasons), np.int64), np.arange(len(self.rows)), reasons)
+
+
+def _count_shared(chosen: Content, rejected: Content) -> int:
+    """Return the length of the common prefix of the sides; raises Unfit if one side continues the other."""
+    both = zip(canonical_messages(chosen.messages), canonical_messages(rejected.messages), strict=False)
+    length = sum(1 for _ in takewhile(lambda forms: forms[0] == forms[1], both))
+    if length == min(len(chosen.roles), len(rejected.roles)):
+        raise Unfit("one_side_continues_the_other")
+    return length
 
 
 def _distinct_texts(columns: Sequence[pa.DictionaryArray]) -> tuple[list[bytes | None], Indices]:

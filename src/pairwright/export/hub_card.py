@@ -29,14 +29,7 @@ def make_card(
     old: bytes | None = None,
     license: str | None = None,
 ) -> bytes:
-    """Return README.md for a table.
-
-    Args:
-        folder: Folder of the table.
-        manifest: Its manifest: `kind`, `rows`, `files`.
-        old: The current card of the repository.
-        license: Licence; None keeps that of the old card.
-    """
+    """Return README.md for a table and its manifest; text and licence of the `old` card are kept unless replaced."""
     from huggingface_hub import DatasetCard
 
     if license is not None and not _LICENSE.fullmatch(license):

@@ -9,7 +9,7 @@ from pathlib import Path
 from pairwright.config.train_config import TrainConfig
 from pairwright.errors import ConfigError
 from pairwright.jobs.job import BackendError
-from pairwright.pairs.curriculum import read_curriculum
+from pairwright.pairs.pair_table import read_curriculum
 from pairwright.tokens import ChatTokenizer, TokensError
 
 

@@ -9,12 +9,7 @@ from pairwright.records.arrays import Array
 def choose_threshold(rewards: Array, threshold: float | None, *, option: str) -> float:
     """Return the minimum reward of a desirable run: `threshold`, or halfway between lowest and highest reward.
 
-    Args:
-        rewards: Finite rewards of the runs.
-        threshold: Threshold set by the user; None for halfway.
-        option: Name of the option, for the error message.
-
-    Raises PairwrightError if all runs would be on one side.
+    Raises PairwrightError, which names the `option`, if all runs would be on one side.
 
     >>> choose_threshold(np.array([0.0, 1.0, 1.0]), None, option="--threshold")
     0.5

@@ -96,13 +96,10 @@ class PairTexts:
 def fetch_texts_of(
     table: Table, columns: Sequence[str], wanted: Indices, *, first: int = 0
 ) -> Iterator[tuple[int, pa.Table]]:
-    """Scan a table up to the last text that is needed; yields (slice number, texts).
+    """Scan a table, or one segment of it, up to the last text that is needed; yields (slice number, texts).
 
-    Args:
-        table: The table, or one segment of it.
-        columns: Columns to read.
-        wanted: Sorted row positions in the table, shifted left by `WANTED_BITS` and combined with their flags.
-        first: Row number of the first row of the table.
+    `wanted` are sorted row positions, shifted left by `WANTED_BITS` and combined with their flags; `first` is the row
+    number of the first row.
     """
     pieces: list[pa.Table] = []
     slices: list[Indices] = []

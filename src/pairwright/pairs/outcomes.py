@@ -23,10 +23,7 @@ _SCHEMA = pa.schema(
 def outcomes(experiences: pl.DataFrame, drafts: pl.DataFrame, dropped: pl.DataFrame) -> pl.DataFrame:
     """Return one row per experience: uid, reason (null if it is in a pair), num_chosen, num_rejected.
 
-    Args:
-        experiences: Experiences of a partition, with the columns uid, row, reason and lost.
-        drafts: Kept drafts.
-        dropped: Drafts dropped by selection; `why` is the reason, `number` its position in the order of dropping.
+    `dropped` are the drafts dropped by selection: `why` is the reason, `number` its position in the order of dropping.
     """
     # A repeated record has the same id as the first one, which already has a row.
     rows = experiences.filter(pl.col("reason").ne_missing(pl.lit(Reason.REPEATED_RECORD.value)))

@@ -1,7 +1,7 @@
 """Statistics and lint checks of a pairs table, read one row group at a time."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,31 +9,34 @@ import polars as pl
 import pyarrow as pa
 
 from pairwright.pairs.candidates.candidates import TIE_TOLERANCE, is_tied
-from pairwright.pairs.candidates.trajectories import messages_of
 from pairwright.pairs.funnel import FILE_NAME as FUNNEL_NAME
 from pairwright.pairs.funnel import read_funnel
 from pairwright.pairs.length_balance import length_effect, one_sided
 from pairwright.pairs.near_duplicates import Signature, near_duplicates, signature
 from pairwright.pairs.pair_table import NARROW_PAIR_TYPES, pair_batches
 from pairwright.paths import Place
-from pairwright.records.messages import Message, canonical_messages, content_hash
+from pairwright.records.messages import Message, canonical_messages, content_hash, decode_messages
 
-# Estimated Jaccard similarity from which two pairs count as near-duplicates.
-NEAR = 0.8
-# Signatures are slow: they are computed only for the first pairs.
-MAX_SIGNED = 20_000
-_CONTENT = ("prompt", "chosen", "rejected")
-
-
-@dataclass
-class _Content:
-    """Statistics that need the texts of pairs."""
-
-    num_blank: int = 0
-    num_empty: int = 0
-    # How often each (prompt hash, chosen hash, rejected hash) occurs.
-    preferences: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    signatures: list[Signature | None] = field(default_factory=list)
+NEAR = 0.8  # estimated Jaccard similarity from which two pairs count as near-duplicates
+MAX_SIGNED = 20_000  # signatures are slow: they are computed only for the first pairs
+# Finding -> the statistic that counts it, and what its pairs (sides, prompts, tasks) are.
+_COUNTED = {
+    "not-rising": ("not_rising", "pairs whose chosen reward is not the higher one"),
+    "tied": ("tied", "pairs whose rewards differ only by float noise"),
+    "empty": ("empty_sides", "sides are empty"),
+    "duplicates": ("duplicates", "pairs occur more than once"),
+    "contradictions": ("contradictions", "pairs contradict another one"),
+    "white-space": ("differ_in_white_space_only", "pairs whose sides differ in white space only"),
+    "across-groups": ("across_groups", "pairs compare different prompts"),
+    "split-prompts": ("prompts_in_both_splits", "prompts in both splits"),
+    "split-tasks": ("tasks_in_both_splits", "tasks in both splits"),
+}
+# What sides must not differ in -> the option that forbids such pairs; groups have equal system prompts.
+_WITHIN = {
+    "files with disjoint rewards": "their scorers may differ; build with --within source",
+    "models": "build with --within model if the model is not what is compared",
+    "system prompts": "build with a strategy that compares equal prompts",
+}
 
 
 @dataclass(frozen=True)
@@ -44,25 +47,9 @@ class Finding:
     message: str
 
 
-def _differences(frame: pl.DataFrame) -> Any:
-    """Return characters of the chosen minus the rejected side, shape (N,)."""
-    return (frame["num_chosen_characters"] - frame["num_rejected_characters"]).cast(pl.Float64).to_numpy()
-
-
-def _suggest_balance(folder: Place, bound: float) -> str:
-    """Return advice to bring the length effect within the bound: drop pairs, else use other pairs."""
-    differences = _differences(_narrow(folder))
-    num_left = len(differences) - int(one_sided(differences, bound).sum())
-    if num_left:
-        return f"build with --length-balance {bound:g}, which keeps {num_left:,} of {len(differences):,} pairs"
-    longer = "shorter" if differences.mean() > 0 else "longer"
-    return f"too few chosen sides are {longer}: dropping pairs would leave none, other pairs would balance that"
-
-
 def pair_statistics(folder: Place) -> dict[str, Any]:
     """Return counts, gaps, lengths, duplicates and splits of a pairs table."""
     frame = _narrow(folder)
-    content = _read_content(folder)
     num_pairs = frame.height
     differences, weights = _differences(frame), frame["weight"].to_numpy()
     per_task = frame.group_by("tid").len()["len"]
@@ -89,17 +76,9 @@ def pair_statistics(folder: Place) -> dict[str, Any]:
         "not_rising": int((frame["chosen_reward"] <= frame["rejected_reward"]).sum()),
         "tied": int(is_tied(rewards[0], rewards[1], tie_tolerance(folder)).sum()),
         "duplicates": num_pairs - frame["id"].n_unique() if num_pairs else 0,
-        "near_duplicates": int(near_duplicates(content.signatures, NEAR).sum()),
-        # A preference is contradicted if the same two sides also occur in the opposite order.
-        "contradictions": sum(
-            count
-            for (prompt, one, other), count in content.preferences.items()
-            if (prompt, other, one) in content.preferences
-        ),
-        "differ_in_white_space_only": content.num_blank,
-        "empty_sides": content.num_empty,
-        "prompts_in_both_splits": _overlap(sides, "prompt_hash"),
-        "tasks_in_both_splits": _overlap(sides, "tid"),
+        **_content_statistics(folder),
+        "prompts_in_both_splits": len(set(sides[0]["prompt_hash"]) & set(sides[1]["prompt_hash"])),
+        "tasks_in_both_splits": len(set(sides[0]["tid"]) & set(sides[1]["tid"])),
     }
     statistics["strategy"] = dict(frame.group_by("strategy").len().sort("strategy").iter_rows())
     statistics["gap_histogram"] = _histogram(frame["gap"].to_numpy())
@@ -111,38 +90,17 @@ def pair_statistics(folder: Place) -> dict[str, Any]:
 
 
 def lint_pairs(folder: Place, *, max_length_effect: float = 0.5, max_near: float = 0.2) -> list[Finding]:
-    """Return the problems of a pairs table; an empty list if there are none.
-
-    Args:
-        folder: Folder of the pairs table.
-        max_length_effect: Bound of the length effect size.
-        max_near: Largest share of near-duplicates.
-    """
+    """Return the problems of a pairs table, given the largest length effect and share of near-duplicates."""
     stats = pair_statistics(folder)
     num = max(1, stats["pairs"])
     # Weights bring the effect to the bound itself, up to rounding.
     has_length_effect = stats["pairs"] > 1 and abs(stats["length_effect"]) > max_length_effect * (1 + 1e-9)
     balance = _suggest_balance(folder, max_length_effect) if has_length_effect else ""
+    counted = [(name, stats[key], f"{stats[key]:,} {text}") for name, (key, text) in _COUNTED.items()]
     # (name, condition, message); a count above 0 is truthy.
     checks = [
         ("no-pairs", stats["pairs"] == 0, "there are no pairs"),
-        ("not-rising", stats["not_rising"], f"{stats['not_rising']:,} pairs whose chosen reward is not the higher one"),
-        ("tied", stats["tied"], f"{stats['tied']:,} pairs whose rewards differ only by float noise"),
-        ("empty", stats["empty_sides"], f"{stats['empty_sides']:,} sides are empty"),
-        ("duplicates", stats["duplicates"], f"{stats['duplicates']:,} pairs occur more than once"),
-        ("contradictions", stats["contradictions"], f"{stats['contradictions']:,} pairs contradict another one"),
-        (
-            "white-space",
-            stats["differ_in_white_space_only"],
-            f"{stats['differ_in_white_space_only']:,} pairs whose sides differ in white space only",
-        ),
-        ("across-groups", stats["across_groups"], f"{stats['across_groups']:,} pairs compare different prompts"),
-        (
-            "split-prompts",
-            stats["prompts_in_both_splits"],
-            f"{stats['prompts_in_both_splits']:,} prompts in both splits",
-        ),
-        ("split-tasks", stats["tasks_in_both_splits"], f"{stats['tasks_in_both_splits']:,} tasks in both splits"),
+        *counted,
         (
             "length",
             has_length_effect,
@@ -172,12 +130,19 @@ def lint_pairs(folder: Place, *, max_length_effect: float = 0.5, max_near: float
     return [Finding(name, message) for name, holds, message in checks if holds]
 
 
-# The option that forbids each kind of crossing pair; strategies within groups compare equal prompts only.
-_WITHIN = {
-    "files with disjoint rewards": "their scorers may differ; build with --within source",
-    "models": "build with --within model if the model is not what is compared",
-    "system prompts": "build with a strategy that compares equal prompts",
-}
+def _differences(frame: pl.DataFrame) -> Any:
+    """Return characters of the chosen minus the rejected side, shape (N,)."""
+    return (frame["num_chosen_characters"] - frame["num_rejected_characters"]).cast(pl.Float64).to_numpy()
+
+
+def _suggest_balance(folder: Place, bound: float) -> str:
+    """Return advice to bring the length effect within the bound: drop pairs, else use other pairs."""
+    differences = _differences(_narrow(folder))
+    num_left = len(differences) - int(one_sided(differences, bound).sum())
+    if num_left:
+        return f"build with --length-balance {bound:g}, which keeps {num_left:,} of {len(differences):,} pairs"
+    longer = "shorter" if differences.mean() > 0 else "longer"
+    return f"too few chosen sides are {longer}: dropping pairs would leave none, other pairs would balance that"
 
 
 def tie_tolerance(folder: Place) -> float:
@@ -198,21 +163,32 @@ def _narrow(folder: Place) -> pl.DataFrame:
     return pl.concat([pl.DataFrame(rows) for rows in (empty, *pair_batches(folder, list(NARROW_PAIR_TYPES)))])
 
 
-def _read_content(folder: Place) -> _Content:
-    """Scan the texts of all pairs for empty sides, white-space differences, contradictions and near-duplicates."""
-    content = _Content()
-    for batch in pair_batches(folder, ["prompt_hash", *_CONTENT]):
-        for prompt_hash, _, chosen_text, rejected_text in pl.DataFrame(batch).iter_rows():
-            chosen, rejected = messages_of(chosen_text or "[]"), messages_of(rejected_text or "[]")
+def _content_statistics(folder: Place) -> dict[str, int]:
+    """Count the pairs that only their texts show to be bad."""
+    signatures: list[Signature | None] = []
+    # How often each (prompt hash, chosen hash, rejected hash) occurs.
+    preferences: Counter[tuple[str, str, str]] = Counter()
+    num_blank = num_empty = 0
+    for batch in pair_batches(folder, ["prompt_hash", "chosen", "rejected"]):
+        for prompt_hash, chosen_text, rejected_text in pl.DataFrame(batch).iter_rows():
+            chosen, rejected = decode_messages(chosen_text or "[]"), decode_messages(rejected_text or "[]")
             forms = canonical_messages(chosen), canonical_messages(rejected)
-            content.preferences[prompt_hash, content_hash(forms[0]), content_hash(forms[1])] += 1
+            preferences[prompt_hash, content_hash(forms[0]), content_hash(forms[1])] += 1
             words = side_words(chosen), side_words(rejected)
             # The same characters without white space, but different messages.
-            content.num_blank += "".join(words[0]) == "".join(words[1]) and forms[0] != forms[1]
-            content.num_empty += (not words[0]) + (not words[1])
-            if len(content.signatures) < MAX_SIGNED:
-                content.signatures.append(signature(" ".join([prompt_hash, *words[0], *words[1]])))
-    return content
+            num_blank += "".join(words[0]) == "".join(words[1]) and forms[0] != forms[1]
+            num_empty += (not words[0]) + (not words[1])
+            if len(signatures) < MAX_SIGNED:
+                signatures.append(signature(" ".join([prompt_hash, *words[0], *words[1]])))
+    return {
+        "near_duplicates": int(near_duplicates(signatures, NEAR).sum()),
+        # A preference is contradicted if the same two sides also occur in the opposite order.
+        "contradictions": sum(
+            count for (prompt, one, other), count in preferences.items() if (prompt, other, one) in preferences
+        ),
+        "differ_in_white_space_only": num_blank,
+        "empty_sides": num_empty,
+    }
 
 
 def side_words(messages: tuple[Message, ...]) -> list[str]:
@@ -222,10 +198,6 @@ def side_words(messages: tuple[Message, ...]) -> list[str]:
         for call in message.tool_calls:
             words += [call.name, *call.arguments.split()]
     return words
-
-
-def _overlap(sides: list[pl.DataFrame], column: str) -> int:
-    return len(set(sides[0][column]) & set(sides[1][column]))
 
 
 def _histogram(gaps: Any) -> dict[str, int]:

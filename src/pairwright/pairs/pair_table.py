@@ -17,12 +17,14 @@ import pyarrow.parquet as pq
 
 from pairwright.errors import RecordError, TableError
 from pairwright.pairs.candidates.pair_ids import pair_key
+from pairwright.pairs.funnel import FILE_NAME as FUNNEL_NAME
+from pairwright.pairs.funnel import read_funnel
 from pairwright.pairs.row_groups import BYTES_PER_GROUP, row_groups, with_dictionaries
 from pairwright.paths import Place, write_atomic
 from pairwright.paths.parquet_files import parquet_file
 from pairwright.records.experience import EID, Pair
 from pairwright.records.json_text import encode, from_json
-from pairwright.records.messages import Json, Message, canonical_messages, content_hash, prompt_hash
+from pairwright.records.messages import Json, Message, canonical_messages, content_hash, decode_messages, prompt_hash
 from pairwright.store.columns import num_characters
 from pairwright.store.table_marker import MARKER as TABLE_MARKER
 
@@ -64,7 +66,6 @@ PAIR_SCHEMA = pa.schema(
 # Columns whose values repeat: dictionary-encoded in the Parquet file.
 _DICTIONARY = ["tid", "task", "prompt_hash", "strategy", "split", "chosen_uid", "rejected_uid", *PAIR_CONTENT]
 
-_messages_of = msgspec.json.Decoder(tuple[Message, ...]).decode
 _tools_of = msgspec.json.Decoder(tuple[Json, ...]).decode
 
 
@@ -88,12 +89,9 @@ def write_pairs(folder: Place, batches: Iterable[pa.RecordBatch]) -> int:
 def pair_batches(
     folder: Place, columns: Sequence[str] | None = None, *, dictionaries: bool = False
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a pairs table, one row group at a time.
+    """Yield the rows of a pairs table (its folder or Parquet file), one row group at a time; reads only `columns`.
 
-    Args:
-        folder: Folder of the pairs table, or the Parquet file.
-        columns: Columns to read; None reads all.
-        dictionaries: Return content columns as dictionary arrays, which have each text of a row group once.
+    With `dictionaries`, content columns are dictionary arrays, which have each text of a row group once.
     """
     with _open_file(folder, read_dictionary=PAIR_CONTENT if dictionaries else ()) as file:
         names = PAIR_SCHEMA.names if columns is None else list(columns)
@@ -105,6 +103,22 @@ def pair_batches(
                 rows = rows.append_column(name, pa.nulls(rows.num_rows, PAIR_SCHEMA.field(name).type))
             rows = rows.select(names)
             yield from (rows if dictionaries else rows.cast(schema)).combine_chunks().to_batches()
+
+
+def read_curriculum(pairs: Path) -> str | None:
+    """Return the curriculum that orders the pairs of a table, from its funnel.json; None if there is none.
+
+    Raises TableError for pairs that an earlier version divided into stages.
+    """
+    folder = pairs if pairs.is_dir() else pairs.parent
+    if any(batch.column(0).null_count < batch.num_rows for batch in pair_batches(pairs, ["curriculum_stage"])):
+        raise TableError(
+            f"{folder}: the pairs have the stages of a curriculum, which only earlier versions train: build them again "
+            f"with: pairwright pairs EXPERIENCE -o {folder} --curriculum easy-first"
+        )
+    funnel = read_funnel(folder) if (folder / FUNNEL_NAME).is_file() else {}
+    name = (funnel.get("options") or {}).get("curriculum", "none")
+    return None if name == "none" else str(name)
 
 
 def has_tools(folder: Place) -> bool:
@@ -172,10 +186,10 @@ def _pair(row: dict[str, Any]) -> Pair:
         info |= {name: row[name] for name in ("curriculum_stage", "label_noise") if row.get(name) is not None}
         return Pair(
             id=row["id"],
-            prompt=_messages_of(row["prompt"] or "[]"),
+            prompt=decode_messages(row["prompt"] or "[]"),
             tools=_tools_of(row["tools"] or "[]"),
-            chosen=_messages_of(row["chosen"] or "[]"),
-            rejected=_messages_of(row["rejected"] or "[]"),
+            chosen=decode_messages(row["chosen"] or "[]"),
+            rejected=decode_messages(row["rejected"] or "[]"),
             chosen_reward=row["chosen_reward"],
             rejected_reward=row["rejected_reward"],
             chosen_eid=EID.parse(row["chosen_uid"]),

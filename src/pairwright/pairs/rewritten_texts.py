@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 from pairwright.generate.template_variables import KEY
 from pairwright.pairs.candidates.candidates import Indices
 from pairwright.pairs.candidates.pair_ids import pair_key
-from pairwright.pairs.candidates.trajectories import messages_of
 from pairwright.pairs.strategies.imported import side_messages
 from pairwright.records.json_text import encode, from_json
 from pairwright.records.messages import (
@@ -21,6 +20,7 @@ from pairwright.records.messages import (
     canonical_messages,
     completion_of_text,
     content_hash,
+    decode_messages,
     prompt_hash,
     text_prompt,
 )
@@ -100,14 +100,14 @@ def _messages_of_text(rows: pa.RecordBatch, name: str, text: str) -> Iterator[tu
 
 def _cut_at_message(row: dict[str, Any], opposite: dict[str, Any], cut: int | None) -> tuple[str | None, ...]:
     """Split two runs after their first `cut` messages, which are the prompt; None: the row is a preference."""
-    prompt = messages_of(row["prompt"] or "[]")
+    prompt = decode_messages(row["prompt"] or "[]")
     if cut is None:
         prompt_is_text = not prompt or prompt[0].role == TEXT
         chosen, rejected = (side_messages(row[side], prompt_is_text=prompt_is_text) for side in ("chosen", "rejected"))
     else:
-        whole = prompt + messages_of(row["completion"] or "[]")
+        whole = prompt + decode_messages(row["completion"] or "[]")
         prompt, chosen = whole[:cut], whole[cut:]
-        rejected = (messages_of(opposite["prompt"] or "[]") + messages_of(opposite["completion"] or "[]"))[cut:]
+        rejected = (decode_messages(opposite["prompt"] or "[]") + decode_messages(opposite["completion"] or "[]"))[cut:]
     digest = prompt_hash(prompt, _schemas(row["tools"]))
     key = pair_key(digest, *(content_hash(canonical_messages(side)) for side in (chosen, rejected)))
     texts = [encode(messages).decode() for messages in (prompt, chosen, rejected)]
@@ -127,14 +127,14 @@ def _cut_at_action(
         prompt, chosen = _cut_out(row, chosen_at)
     if rejected_at is not None:
         (prompt, rejected), tools = _cut_out(opposite, rejected_at), opposite["tools"]
-    digest = prompt_hash(messages_of(prompt), _schemas(tools))
-    key = pair_key(digest, *(content_hash(canonical_messages(messages_of(side))) for side in (chosen, rejected)))
+    digest = prompt_hash(decode_messages(prompt), _schemas(tools))
+    key = pair_key(digest, *(content_hash(canonical_messages(decode_messages(side))) for side in (chosen, rejected)))
     return key, digest, prompt, tools, chosen, rejected
 
 
 def _cut_out(row: dict[str, Any], at: int) -> tuple[str, str]:
     """Return the messages before position `at`, and the message at it, both as JSON."""
-    whole = messages_of(row["prompt"] or "[]") + messages_of(row["completion"] or "[]")
+    whole = decode_messages(row["prompt"] or "[]") + decode_messages(row["completion"] or "[]")
     return encode(whole[:at]).decode(), encode(whole[at : at + 1]).decode()
 
 

@@ -17,7 +17,6 @@ from pairwright.errors import PairwrightError
 from pairwright.pairs.candidates.candidates import Flags, Floats, Indices
 from pairwright.pairs.candidates.pair_ids import seeded_draws, words_of
 from pairwright.pairs.candidates.validation_split import splits
-from pairwright.pairs.curriculum import task_ranks
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.length_balance import one_sided
 from pairwright.pairs.near_duplicates import near_drafts
@@ -69,14 +68,10 @@ def select_drafts(
     tables: Sequence[Table],
     slope: float | None = None,
 ) -> Selection:
-    """Select among the drafts of all partitions.
+    """Select among the drafts of all partitions, given their `narrow_columns`.
 
-    Args:
-        narrow: Narrow columns of all drafts (`narrow_columns`).
-        tasks: Task id and reward of each candidate, for the curriculum.
-        options: Options of the build; thresholds are rewards.
-        tables: Tables with the texts, read only for near-duplicates.
-        slope: Slope of a calibrated score: the probability of a pair is 1 / (1 + exp(-slope · gap)).
+    `tasks` (task id and reward of each candidate) are for the curriculum, `tables` are read for near-duplicates. With
+    the `slope` of a calibrated score, the probability of a pair is 1 / (1 + exp(-slope · gap)).
     """
     reasons = np.zeros(narrow.height, np.uint8)
     # The numbers of the drafts kept so far.
@@ -93,7 +88,7 @@ def select_drafts(
         likely = 1 / (1 + np.exp(-np.minimum(slope * narrow["gap"].to_numpy(), 500)))
         drop(Reason.UNRELIABLE, likely < options.min_probability)
     if options.has_curriculum and narrow.height:
-        by_task = task_ranks(tasks, options)
+        by_task = _rank_tasks(tasks, options)
         ranked = narrow.select("tid").join(by_task, on="tid", how="left", maintain_order="left")
         ranks = ranked["rank"].fill_null(0).cast(pl.Int64).to_numpy()
         if options.curriculum_share is not None:
@@ -123,6 +118,14 @@ def select_drafts(
         differences=differences,
         probabilities=None if likely is None else likely[left],
     )
+
+
+def _rank_tasks(tasks: pl.DataFrame, options: PairOptions) -> pl.DataFrame:
+    """Rank tasks by the mean reward of their candidates: easy (high) first, or hard first; ties by task id."""
+    # Sorted first: the mean of floats depends on the order of summation.
+    sums = tasks.sort("tid", "reward").group_by("tid", maintain_order=True).agg(pl.col("reward").mean())
+    order = sums.sort("reward", "tid", descending=[options.curriculum == "easy-first", False])
+    return order.select("tid").with_row_index("rank")
 
 
 def _beyond_tasks(narrow: pl.DataFrame, most: int) -> Flags:

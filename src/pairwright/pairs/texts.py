@@ -50,10 +50,7 @@ class _Shared:
 def slice_rows(drafts: pl.DataFrame, texts: pa.Table, filling: Filling) -> Iterator[pa.RecordBatch]:
     """Yield batches of the pairs table for the drafts of one slice.
 
-    Args:
-        drafts: The drafts of the slice.
-        texts: Texts of all rows that the drafts need, sorted by row number.
-        filling: State of the current row group; batches end where row groups end.
+    `texts` are sorted by row number. Batches end where row groups end, which `filling` tracks.
     """
     drafts = drafts if drafts["place"].is_sorted() else drafts.sort("place")
     copies = all(drafts[name].null_count() == drafts.height for name in REWRITTEN)

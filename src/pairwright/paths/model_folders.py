@@ -33,11 +33,9 @@ def is_hub_id(name: str | Path) -> bool:
 
 
 def find_model(name: str | Path, *, weights: bool = True, download: bool = True) -> Path:
-    """Return the local folder of a model.
+    """Return the local folder of a model, given as a folder or a Hub id; downloads what is missing if `download`.
 
-    name: a folder, or a Hub id.
-    weights: whether the weights are needed, or only the vocabulary and its template.
-    download: whether to download files that are not in the cache.
+    Without `weights`, the vocabulary and its template are enough.
     """
     if is_address(name):
         raise ModelFolderError(f"{place(name)}: an address, but a model is read on this machine: copy its folder here")
@@ -66,13 +64,7 @@ def find_model(name: str | Path, *, weights: bool = True, download: bool = True)
 
 
 def download_model(name: str, folder: Path | None = None, *, weights: bool = True, revision: str | None = None) -> Path:
-    """Download a model of the Hub into the cache or `folder`; return its path.
-
-    name: the Hub id.
-    folder: target folder for plain files; None: the cache.
-    weights: whether to download the weights, too.
-    revision: a branch, tag or commit; None: the newest.
-    """
+    """Download a model of the Hub, by default its newest revision, into the cache or `folder`; return its path."""
     hub = _import_hub(name)
     patterns = list(MODEL_FILES if weights else VOCABULARY_FILES)
     where = {} if folder is None else {"local_dir": folder}

@@ -27,10 +27,7 @@ _KINDS: dict[str, str] = {
 def claim_folder(folder: Place, kind: Kind | None, *, work: str) -> Iterator[None]:
     """Hold a folder for writing one kind of table; refuse a folder that holds another kind or is in use.
 
-    Args:
-        folder: The folder; a local one is created if it is missing.
-        kind: The marker file of the kind to write; None for files without a kind.
-        work: Name of the work, for messages.
+    `kind` is the marker file of the kind, None for files without one; `work` names the work in messages.
 
     >>> import tempfile; folder = Path(tempfile.mkdtemp())
     >>> _ = (folder / "table.json").write_text("{}")

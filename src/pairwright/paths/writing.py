@@ -37,9 +37,8 @@ IsWhole = Callable[[bytes], bool]
 def write_atomic(target: Place, *, error: type[PairwrightError] | None = None, durable: bool = True) -> Iterator[Path]:
     """Yield a temporary local path; the file or folder written there becomes the target.
 
-    target: the file or folder to write or replace; its parent is created if it is missing.
-    error: the class that an OSError is translated to; without it, OSErrors pass unchanged.
-    durable: whether to sync. Without it, the write is still atomic, but a power failure may lose it.
+    An OSError is translated to `error`, if given. Without `durable`, the write is still atomic, but a power failure may
+    lose it.
     """
     try:
         if isinstance(target, Remote):
@@ -64,13 +63,10 @@ def write_atomic(target: Place, *, error: type[PairwrightError] | None = None, d
 def write_together(folder: Place, names: Sequence[str], *, error: type[PairwrightError]) -> Iterator[list[Path]]:
     """Yield a temporary path for each of several related files of a folder; all are published at the end.
 
-    The other old files are deleted before a local first file is replaced, then the other new files are added: a local
-    folder never mixes files of two writes. An upload may fail, so at an address the other old files are deleted just
-    after the first file is replaced. If the block raises, the folder is unchanged.
-
-    folder: the folder of the files.
-    names: the names of the files; without the first file, the others have no meaning.
-    error: the class that an OSError is translated to.
+    Without the first file, the others have no meaning. The other old files are deleted before a local first file is
+    replaced, then the other new files are added: a local folder never mixes files of two writes. An upload may fail, so
+    at an address the other old files are deleted just after the first file is replaced. If the block raises, the folder
+    is unchanged.
     """
     first, *others = (folder / name for name in names)
     with contextlib.ExitStack() as stack:
@@ -188,10 +184,7 @@ class FolderInUse(PairwrightError):
 def lock_folder(folder: Path, *, work: str) -> Iterator[None]:
     """Lock a folder, which is created if missing; raise immediately if another process holds the lock.
 
-    folder: the folder to lock; the lock is its file `.lock`, which is not deleted.
-    work: name of the work, for the message: "run", "training".
-
-    The lock is reentrant: a run locks the folder that its stages lock again.
+    The lock is its file `.lock`, which is not deleted. It is reentrant: a run locks the folder that its stages lock.
     """
     held, key = _held.get(), os.path.realpath(folder)
     if key in held:
@@ -254,13 +247,9 @@ def _describe_owner(fd: int, what: Path, work: str) -> str:
 
 
 def append_lines(path: Path, lines: Sequence[bytes], *, header: bytes, is_whole: IsWhole = lambda line: False) -> None:
-    """Append lines and sync them once; the file is created with its header if it is missing.
+    """Append lines of at most `MAX_LINE` bytes and sync them once; a missing file is created with its header.
 
-    path: the file; its folder is created if it is missing.
-    lines: without line breaks, at most `MAX_LINE` bytes each.
-    header: the first line that the file must have.
-    is_whole: whether a last line without line break is complete, e.g. after an edit; by default it is not.
-
+    `is_whole` tells whether a last line without line break is complete, e.g. after an edit; by default it is not.
     Raises PairwrightError if the file begins with another line or cannot be written; the file is then unchanged.
     """
     for line in lines:

@@ -136,6 +136,9 @@ def turn_reward_of(message: Message) -> float | None:
     return next((float(value) for value in values if isinstance(value, int | float)), None)
 
 
+decode_messages = msgspec.json.Decoder(tuple[Message, ...]).decode  # stored messages: a JSON array of `Message`s
+
+
 def as_message(message: Message | Json) -> Message:
     """Return a message unchanged, or convert a chat dict."""
     return message if type(message) is Message else Message.from_chat(cast(Json, message))

@@ -71,12 +71,10 @@ class Program:
 
 
 def find_program(spec: str, *, name: str | None = None, base: Path | None = None) -> Program:
-    """Return the program of a name; raises ConfigError if there is none.
+    """Return the program of a name, as in the module docstring; raises ConfigError if there is none.
 
-    Args:
-        spec: The name, as in the module docstring.
-        name: Name of its scores; by default the criterion, the function, or the file of the command.
-        base: Second folder to resolve relative paths from, after the working directory.
+    By default its scores are named after the criterion, the function, or the file of the command. Relative paths are
+    resolved from the working directory, then from `base`.
     """
     if spec.startswith(COMMAND):
         words = shlex.split(spec.removeprefix(COMMAND))

@@ -37,15 +37,11 @@ def share(num_good: int, num_all: int) -> Estimate:
 
 
 def cohen_kappa(judge: Ints, labels: Ints) -> Estimate:
-    """Return Cohen's kappa of two ratings of the same items.
+    """Return Cohen's kappa of two ratings of the same items, given as classes from 0.
 
     The interval uses the asymptotic variance of Fleiss, Cohen and Everitt (1969), for any number of classes. It is
     computed on Fisher's scale, with one observation spread over all cells: this keeps the coverage for judges that are
     almost always right. Without a disagreement, the upper bound is 1.
-
-    Args:
-        judge: Class of each item by the judge, from 0.
-        labels: Class of each item by people.
     """
     num_classes = int(max(judge.max(initial=0), labels.max(initial=0))) + 1
     counts = np.zeros((num_classes, num_classes))

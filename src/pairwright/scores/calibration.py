@@ -53,12 +53,7 @@ class Labels:
 
 
 def read_labels(table: Table, source: str) -> Labels:
-    """Read labels of people from the table's rewards or from a CSV file.
-
-    Args:
-        table: The experience table.
-        source: "reward" for recorded rewards, the name of a reward component, or a CSV file of votes or ratings.
-    """
+    """Read labels from a table: "reward" or the name of a reward component; or from a CSV file of votes or ratings."""
     if source.endswith(".csv"):
         votes: Votes = read_votes(Path(source), read_candidate_rows([Table(table.path, create=False)]))
         if votes.ratings is not None:
@@ -84,17 +79,11 @@ def calibrate(
     *,
     threshold: float | None = None,
 ) -> dict[str, Any]:
-    """Compare the scores of a scorer with labels and write the report beside them.
+    """Compare the scores of a scorer with labels of people; writes and returns the report.
 
-    Args:
-        table: The experience table.
-        name: The scorer.
-        labels: Labels of people, from `read_labels`.
-        threshold: Minimum of a good rating; by default halfway between the lowest and the highest.
-
-    Returns:
-        The report: for each criterion agreement, kappa, base rates, length bias, the reliability curve and the slope;
-        order bias of a judge that compares two runs; and which runs to label next.
+    A rating is good from `threshold` on, by default halfway between the lowest and the highest. The report has for each
+    criterion agreement, kappa, base rates, length bias, the reliability curve and the slope; the order bias of a judge
+    that compares two runs; and which runs to label next.
     """
     frame = read_score_log(table.path, name)
     if not frame.height:

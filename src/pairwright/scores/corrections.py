@@ -19,10 +19,7 @@ from pairwright.store.table import Table
 def add_corrections(table: Table, name: str, output: Table) -> Counter[str]:
     """Append a preference to `output` for each run that has a correction; returns the number of runs by outcome.
 
-    Args:
-        table: The experience table.
-        name: Name of the text score, or path of the field of `info`, that has the correction.
-        output: Table of the preferences.
+    `name` is the text score, or the path of the field of `info`, that has the correction.
     """
     counts: Counter[str] = Counter()
     rows = []

@@ -38,13 +38,9 @@ class Labels(NamedTuple):
 
 
 def label_files(names: Mapping[Place, str], table: "Table") -> Labels:
-    """Return the labels of files; new labels are stored in the table before any file is read.
+    """Return the labels of files, given their relative paths; new labels are stored before any file is read.
 
     Files of a table from a release without labels keep their file names as labels.
-
-    Args:
-        names: Relative path of each file.
-        table: The table to import into.
     """
     known = read_labels(table.path)
     is_unlabelled = known is None

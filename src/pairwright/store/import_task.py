@@ -24,8 +24,7 @@ from pairwright.sources.format import Options, PartOfAnother, Rejected
 from pairwright.sources.reading import AnyUnit, Layout, in_batches, read_units, unit_batches
 from pairwright.sources.redact import redact
 from pairwright.sources.rewards import Scores, matching_keys, score_names
-from pairwright.store.arrow import to_batch
-from pairwright.store.arrow_arrays import numbers_of
+from pairwright.store.arrow import numbers_of, to_batch
 from pairwright.store.exported_units import exported_units
 from pairwright.store.parts import hidden_part, open_part
 

@@ -78,22 +78,11 @@ def import_files(
 ) -> ImportSummary:
     """Import files into a table; rejected records are written to quarantine.jsonl in its folder.
 
-    An import without any record is not an error here; see `refuse_empty`.
+    `scores` is a file of rewards. With `update`, rows of these files that the files no longer have are deleted.
+    `num_workers` is chosen by the size of the files if None; an `engine` replaces local processes. `progress` is called
+    with the number of bytes done and in total. An import without any record is not an error here; see `refuse_empty`.
 
-    Args:
-        paths: Files, folders, globs or addresses; "-" is the standard input.
-        table: The table to add to.
-        format_name: Name of a format, or "auto" to detect it.
-        options: Options of the readers, among them the reward.
-        redact: Replace secrets in records.
-        scores: File of rewards.
-        update: Delete rows of these files that the files no longer have.
-        num_workers: Number of processes; None chooses by the size of the files.
-        engine: Runs the tasks instead of local processes.
-        progress: Called with the number of bytes done and in total.
-
-    Raises:
-        SourceError: No record has the reward in `options`, or none has a score in `scores`; nothing is added.
+    Raises SourceError, and adds nothing, if no record has the reward in `options`, or none has a score in `scores`.
     """
     reward = options.reward
     check_identity(options)

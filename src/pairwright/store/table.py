@@ -3,7 +3,7 @@
     DIR/table.json               marker with the version of the table
     DIR/<id>.parquet             a part: rows with the columns of store/columns.py
     DIR/<id>.journal             appends that are not in a part yet (store/journal.py)
-    DIR/<id>.merged              while small parts are merged: the parts that <id>.parquet replaces (part_merging.py)
+    DIR/<id>.merged              while small parts are merged: the parts that <id>.parquet replaces (store/parts.py)
 
 An append is durable when it returns. A journal is compacted into the part with the same id with one rename, then
 deleted; if both exist, the part is used. After a crash, every acknowledged record is present exactly once; readers
@@ -28,8 +28,7 @@ from pairwright.store.arrow import from_batch, import_datasets, to_batch
 from pairwright.store.codec import payload_pieces
 from pairwright.store.columns import NARROW_NAMES, SCHEMA
 from pairwright.store.journal import SUFFIX, JournalWriter, new_segment_id, read_journal, try_lock
-from pairwright.store.part_merging import lock_parts, merge_small_parts, replaced_parts
-from pairwright.store.parts import ROWS_PER_GROUP, put_hidden_part
+from pairwright.store.parts import ROWS_PER_GROUP, lock_parts, merge_small_parts, put_hidden_part, replaced_parts
 from pairwright.store.row_access import Chunk, RowAccess, join_conditions
 from pairwright.store.score_log import read_one_score
 from pairwright.store.table_marker import check_table

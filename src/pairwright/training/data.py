@@ -20,10 +20,9 @@ import torch
 from pairwright.config.sections import TokensConfig
 from pairwright.errors import PairwrightError
 from pairwright.ledger.trained import HeldTurns
-from pairwright.pairs.curriculum import read_curriculum
 from pairwright.pairs.decisions.exclusions import check_exclusions, read_exclusions
 from pairwright.pairs.funnel import Reason
-from pairwright.pairs.pair_table import FILE_NAME, PAIR_SCHEMA, pair_batches
+from pairwright.pairs.pair_table import FILE_NAME, PAIR_SCHEMA, pair_batches, read_curriculum
 from pairwright.paths import Place
 from pairwright.records.arrays import Array
 from pairwright.records.messages import content_hash

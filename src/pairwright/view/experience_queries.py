@@ -11,14 +11,13 @@ import polars as pl
 import pyarrow as pa
 
 from pairwright.config.sections import CreditConfig
-from pairwright.pairs.candidates.trajectories import messages_of
 from pairwright.pairs.decisions.turn_votes import read_turn_votes
 from pairwright.pairs.outcomes import FILE_NAME as OUTCOMES_NAME
 from pairwright.pairs.pair_table import FILE_NAME as PAIRS_NAME
 from pairwright.pairs.turn_credit import find_credit
 from pairwright.records.experience import Experience, Kind, Side
 from pairwright.records.json_text import encode
-from pairwright.records.messages import Message
+from pairwright.records.messages import Message, decode_messages
 from pairwright.sources.datasets.pairwright_rows import experience_to_json
 from pairwright.store.arrow import from_batch
 from pairwright.store.columns import SCHEMA
@@ -292,7 +291,7 @@ def _beginning(cell: str | None, place: int) -> str:
     """Return the beginning of a text cell, or of the message at `place` in a cell of messages."""
     text = cell or ""
     if text.startswith("["):
-        messages = messages_of(text)
+        messages = decode_messages(text)
         message = messages[place] if messages else Message("user", "")
         text = message.text or ", ".join(f"{call.name}({call.arguments})" for call in message.tool_calls)
     return " ".join(text.split())[:MAX_BEGINNING]

@@ -10,12 +10,11 @@ import polars as pl
 import pyarrow as pa
 
 from pairwright.pairs.candidates.candidates import is_tied
-from pairwright.pairs.candidates.trajectories import messages_of
 from pairwright.pairs.near_duplicates import Signature, near_duplicates, signature
 from pairwright.pairs.pair_stats import MAX_SIGNED, NEAR, side_words, tie_tolerance
 from pairwright.pairs.pair_table import FILE_NAME, PAIR_SCHEMA, pairs_of_batch
 from pairwright.records.experience import Pair
-from pairwright.records.messages import canonical_messages, content_hash
+from pairwright.records.messages import canonical_messages, content_hash, decode_messages
 from pairwright.report.pairs_section import count_same_turns
 from pairwright.store.table import Table
 from pairwright.view.experience_queries import add_beginnings, messages_view, plain
@@ -179,7 +178,7 @@ def _text_flags(rows: RowQueries, snapshot: Snapshot) -> np.ndarray[Any, Any]:
 
     def look(frame: pl.DataFrame) -> None:
         for prompt, chosen_text, rejected_text, number in frame.iter_rows():
-            chosen, rejected = messages_of(chosen_text or "[]"), messages_of(rejected_text or "[]")
+            chosen, rejected = decode_messages(chosen_text or "[]"), decode_messages(rejected_text or "[]")
             forms = canonical_messages(chosen), canonical_messages(rejected)
             words = side_words(chosen), side_words(rejected)
             flags[number] = (not words[0] or not words[1]) | (

@@ -329,13 +329,9 @@ def _is_repeated(rows: pl.DataFrame) -> pl.Expr:
 def read_candidate_rows(
     tables: Sequence[Table], *, first: int = 0, where: str | None = None, keys: Sequence[str] = ()
 ) -> pl.DataFrame:
-    """Read the narrow rows of all experiences.
+    """Read the narrow rows of all experiences, with the columns of `narrower_keys`; `first` numbers the first table.
 
-    Args:
-        tables: Experience tables.
-        first: Number of the first table.
-        where: a condition; adds the column `is_filtered`, True for rows that do not satisfy it.
-        keys: Further columns, as `narrower_keys` names them.
+    With `where`, the column `is_filtered` is True for rows that do not satisfy the condition.
     """
     if not tables:
         raise PairwrightError("no experience table was named")

@@ -15,10 +15,6 @@ from xxhash import xxh3_128_digest
 
 Words = npt.NDArray[np.uint64]
 HEX_DIGITS = 32
-# Lookup tables: byte -> its two hex digits as one 16-bit number, and back.
-_DIGITS = np.frombuffer(bytes(range(256)).hex().encode(), np.uint16)
-_BYTES = np.zeros(2**16, np.uint8)
-_BYTES[_DIGITS] = np.arange(256)
 
 
 def pair_keys(prompts: Words, chosen: Words, rejected: Words) -> Words:
@@ -44,24 +40,17 @@ def seeded_draws(seed: int, *hashes: Words) -> Words:
 
 def words_of(hashes: pl.Series) -> Words:
     """Convert hex hashes to rows of two 64-bit words, which sort in the same order."""
-    if not len(hashes):
-        return np.zeros((0, 2), np.uint64)
-    # Arrow string arrays: buffer 1 has the int64 offsets (large_string), buffer 2 the characters.
-    text = hashes.to_arrow().cast(pa.large_string())
-    offsets = np.frombuffer(text.buffers()[1], np.int64)[text.offset : text.offset + len(text) + 1]
-    assert not text.null_count, "every hash is there"
-    assert (np.diff(offsets) == HEX_DIGITS).all(), "every hash has 32 hex digits"
-    digits = np.frombuffer(text.buffers()[2], np.uint16, len(text) * HEX_DIGITS // 2, int(offsets[0]))
+    assert not hashes.null_count(), "every hash is there"
+    assert (hashes.str.len_bytes() == HEX_DIGITS).all(), "every hash has 32 hex digits"
     # Big-endian words sort in the same order as their hex digits.
-    return _BYTES[digits].view(">u8").astype(np.uint64).reshape(-1, 2)
+    return np.frombuffer(bytes.fromhex(hashes.str.join().item()), ">u8").astype(np.uint64).reshape(-1, 2)
 
 
 def hex_digits(words: Words) -> pl.Series:
     """Convert rows of two words to 32 hex digits; inverts `words_of`."""
-    values = np.ascontiguousarray(words).astype(">u8").view(np.uint8)
-    digits = _DIGITS[values]
+    digits = words.astype(">u8").tobytes().hex().encode()
     offsets = np.arange(len(words) + 1, dtype=np.int64) * HEX_DIGITS
-    buffers = [None, pa.py_buffer(offsets.tobytes()), pa.py_buffer(digits.tobytes())]
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(digits)]
     return pl.Series(pa.Array.from_buffers(pa.large_string(), len(words), buffers)).cast(pl.String)
 
 

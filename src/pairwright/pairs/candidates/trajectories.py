@@ -11,12 +11,18 @@ import msgspec
 import polars as pl
 import xxhash
 
-from pairwright.records.messages import Message, canonical_messages, completion_of_text, content_hash, text_prompt
+from pairwright.records.messages import (
+    Message,
+    canonical_messages,
+    completion_of_text,
+    content_hash,
+    decode_messages,
+    text_prompt,
+)
 from pairwright.store.columns import num_characters
 from pairwright.store.table import Table
 
 _CONTENT = ("uid", "prompt", "tools", "completion", "prompt_text", "response_text")
-messages_of = msgspec.json.Decoder(tuple[Message, ...]).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +80,11 @@ def conversations(
                 # An id may be recorded more than once; the first record is used.
                 if uid in left:
                     left.discard(uid)
-                    answer = completion_messages(completion, response_text, prompt_is_text=not prompt)
+                    said = decode_messages(completion) if completion else ()
+                    answer = said or completion_of_text(response_text, prompt_is_text=not prompt)
                     yield uid, prompt_messages(prompt, prompt_text), tools, answer
 
 
 def prompt_messages(prompt: str | None, prompt_text: str | None) -> tuple[Message, ...]:
     """Decode the messages of a prompt; plain text becomes one message with the role `text`."""
-    return messages_of(prompt) if prompt else text_prompt(prompt_text)
-
-
-def completion_messages(
-    completion: str | None, response_text: str | None, *, prompt_is_text: bool
-) -> tuple[Message, ...]:
-    """Decode the messages of a completion; plain text becomes one message."""
-    return messages_of(completion) if completion else completion_of_text(response_text, prompt_is_text=prompt_is_text)
+    return decode_messages(prompt) if prompt else text_prompt(prompt_text)

@@ -41,7 +41,7 @@ def vote_agreement(votes: Iterable[Vote], rewards: Mapping[str, float | None] | 
         # Relative to the fixed order of the ids, so that it does not matter which side was shown first.
         judgements[vote.key][vote.voter] = TIE if vote.winner is None else str(vote.key.index(vote.winner))
     report = _describe(judgements, lambda one, other: float(one != other), _kappa, within=0.0)
-    report["voters"] = _count_by_voter(vote.voter for vote in votes)
+    report["voters"] = dict(sorted(Counter(vote.voter for vote in votes).items()))
     if rewards is not None:
         report["reward"] = {"all": _compare_votes(votes, rewards)} | {
             voter: _compare_votes([vote for vote in votes if vote.voter == voter], rewards)
@@ -59,7 +59,7 @@ def rating_agreement(ratings: Iterable[Rating], rewards: Mapping[str, float | No
     values = [value for by_voter in judgements.values() for value in by_voter.values()]
     within = NEAR * (max(values) - min(values)) if values else 0.0
     report = _describe(judgements, lambda one, other: (one - other) ** 2, None, within=within)
-    report["voters"] = _count_by_voter(voter for by_voter in judgements.values() for voter in by_voter)
+    report["voters"] = dict(sorted(Counter(voter for by_voter in judgements.values() for voter in by_voter).items()))
     if rewards is not None:
         report["reward"] = {"all": _correlate(judgements, rewards, set(report["voters"]))} | {
             voter: _correlate(judgements, rewards, {voter}) for voter in report["voters"]
@@ -100,12 +100,10 @@ def _describe(
 
 
 def krippendorff_alpha(items: Sequence[Sequence[T]], distance: Callable[[T, T], float]) -> float | None:
-    """Return Krippendorff's alpha; None if fewer than two values can be compared, or all are equal.
+    """Return Krippendorff's alpha of the values that people gave each item.
 
-    Args:
-        items: For each item the values that people gave it; items with fewer than two are ignored.
-        distance: Disagreement of two values, 0 if they are equal: 0 or 1 for classes, the squared difference for
-            numbers.
+    It is None if fewer than two values can be compared, or all are equal. `distance` is the disagreement of two values:
+    0 or 1 for classes, the squared difference for numbers.
 
     >>> krippendorff_alpha([["a", "a"], ["b", "b"], ["a", "b"]], lambda one, other: float(one != other))
     0.4444444444444444
@@ -177,7 +175,3 @@ def _correlate(
         return {"items": len(means), "spearman": None}
     frame = pl.DataFrame({"rating": means, "reward": own_rewards})
     return {"items": len(means), "spearman": frame.select(pl.corr("rating", "reward", method="spearman")).item()}
-
-
-def _count_by_voter(voters: Iterable[str]) -> dict[str, int]:
-    return dict(sorted(Counter(voters).items()))

@@ -32,10 +32,9 @@ class Line:
 
 
 class DecisionLog:
-    """A CSV file that people's decisions are appended to. Several processes and threads may use one file.
+    """A CSV file that decisions are appended to by several processes and threads; created with the first decision.
 
-    path: the file; it is created with the first decision. An unfinished last line is removed on opening.
-    columns: the names of the columns; the last is "time", which `append` fills in.
+    The last of its columns is "time", which `append` fills in. An unfinished last line is removed on opening.
     """
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
@@ -104,14 +103,18 @@ def parse_lines(path: Place, content: bytes) -> tuple[list[str], list[Line], int
     return header, lines, int(is_torn)
 
 
-def check_name(name: str) -> str:
+def check_name(name: str, *, what: str = "name", most: int = MAX_NAME) -> str:
     """Return a person's name in Unicode normal form; raises PairwrightError if it is empty, too long or multi-line."""
-    return _check_text(name, what="name", most=MAX_NAME)
+    text = unicodedata.normalize("NFC", name.strip())
+    is_odd = any(unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") for letter in text)
+    if not text or len(text) > most or is_odd:
+        raise PairwrightError(f"{what}: got {text[:100]!r}, expected 1 to {most:,} characters on one line")
+    return text
 
 
 def check_reason(reason: str) -> str:
-    """Return a reason in Unicode normal form; raises PairwrightError if it is empty, too long or multi-line."""
-    return _check_text(reason, what="reason", most=MAX_TEXT)
+    """Return a reason, checked like a name."""
+    return check_name(reason, what="reason", most=MAX_TEXT)
 
 
 def check_uid(uid: str) -> str:
@@ -120,11 +123,3 @@ def check_uid(uid: str) -> str:
     if not uid or len(uid) > MAX_ID or any(letter in uid for letter in "\n\r\0"):
         raise PairwrightError(f"id: got {uid[:100]!r}, expected the uid of an experience")
     return uid
-
-
-def _check_text(text: str, *, what: str, most: int) -> str:
-    text = unicodedata.normalize("NFC", text.strip())
-    is_odd = any(unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") for letter in text)
-    if not text or len(text) > most or is_odd:
-        raise PairwrightError(f"{what}: got {text[:100]!r}, expected 1 to {most:,} characters on one line")
-    return text

@@ -12,14 +12,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from pairwright.errors import PairwrightError, SourceError
-from pairwright.pairs.decisions.decision_log import (
-    DecisionLog,
-    Line,
-    check_name,
-    check_reason,
-    check_uid,
-    read_lines,
-)
+from pairwright.pairs.decisions.decision_log import DecisionLog, Line, check_name, check_reason, check_uid, read_lines
 from pairwright.paths import Place, local_path
 from pairwright.store.table import Table
 

@@ -93,37 +93,26 @@ class Replay(Generic[D]):
     history: list[D]
     num_undone: int
 
-    @property
-    def num_replaced(self) -> int:
-        """Number of decisions that the same voter later replaced."""
-        return len(self.history) - len(self.decisions)
-
     def count(self) -> dict[str, int]:
         """Count voters, and decisions by status: current, skipped, replaced, undone."""
         return {
             "voters": len({decision.voter for decision in self.decisions}),
             "decisions": len(self.decisions),
             "skips": sum(decision.is_skip for decision in self.decisions),
-            "replaced": self.num_replaced,
+            "replaced": len(self.history) - len(self.decisions),
             "undone": self.num_undone,
         }
 
 
-def replay(lines: Sequence[Line], parse: Callable[[Line], D], *, column: str) -> Replay[D]:
-    """Apply lines in order.
-
-    Args:
-        lines: The lines of a file.
-        parse: Parses a line into a decision; raises SourceError for an invalid line.
-        column: The column that contains "undo".
-    """
+def replay(path: Path, lines: Sequence[Line], parse: Callable[[Path, Line], D], *, column: str) -> Replay[D]:
+    """Apply the lines of a file in order; `column` is the one that contains "undo"."""
     # (voter, key) -> decisions that were not undone; the last one is current.
     stacks: dict[tuple[str, object], list[D]] = {}
     num_undone = 0
     for line in lines:
         is_undo = line.cells.get(column) == UNDO
         # An undo is parsed as well: it names the voter and the key whose last decision it revokes.
-        decision = parse(line)
+        decision = parse(path, line)
         stack = stacks.setdefault((decision.voter, decision.key), [])
         if not is_undo:
             stack.append(decision)
@@ -138,29 +127,17 @@ def replay(lines: Sequence[Line], parse: Callable[[Line], D], *, column: str) ->
 
 
 class _DecisionFile(Generic[D]):
-    """Votes or ratings in a CSV file that may be shared by several processes.
+    """Votes or ratings in a CSV file; `column` is the one that contains "undo"."""
 
-    Args:
-        path: The file, which is created with the first decision.
-
-    Raises:
-        PairwrightError: The file has another format.
-    """
-
-    _columns: tuple[str, ...]
-    _undo_column: str
-
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, columns: tuple[str, ...], column: str, parse: Callable[[Path, Line], D]) -> None:
         self.path = path
-        self._log = DecisionLog(path, self._columns)
+        self._log = DecisionLog(path, columns)
+        self._columns, self._column, self._parse = columns, column, parse
 
     @property
     def unfinished(self) -> str:
         """The unfinished last line that was removed when the file was opened; "" if there was none."""
         return self._log.unfinished
-
-    def _parse(self, line: Line) -> D:
-        raise NotImplementedError
 
     def undo(self, voter: str) -> D | None:
         """Revoke the last decision of a person and return it; None if there is none."""
@@ -170,12 +147,12 @@ class _DecisionFile(Generic[D]):
             return None
         # Appended, not removed: the file is append-only, so that several processes can share it.
         cells = {name: str(getattr(own[-1], name)) for name in self._columns if name != "time"}
-        self._log.append(**{**cells, self._undo_column: UNDO})
+        self._log.append(**{**cells, self._column: UNDO})
         return own[-1]
 
     def replay(self) -> Replay[D]:
         """Read the file, including lines that other processes have added."""
-        return replay(self._log.read(), self._parse, column=self._undo_column)
+        return replay(self.path, self._log.read(), self._parse, column=self._column)
 
 
 class VoteFile(_DecisionFile[Vote]):
@@ -188,7 +165,8 @@ class VoteFile(_DecisionFile[Vote]):
         PairwrightError: The file does not contain votes with voters.
     """
 
-    _columns, _undo_column = VOTE_COLUMNS, "verdict"
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, VOTE_COLUMNS, "verdict", parse_vote)
 
     def vote(self, voter: str, a: str, b: str, verdict: str) -> Vote:
         """Save a vote; it is on disk when the call returns.
@@ -212,14 +190,12 @@ class VoteFile(_DecisionFile[Vote]):
         """Return the current votes, oldest first: the last of each person on each pair."""
         return self.replay().decisions
 
-    def _parse(self, line: Line) -> Vote:
-        return parse_vote(self.path, line)
-
 
 class RatingFile(_DecisionFile[Rating]):
     """Ratings of single experiences, in a CSV file that may be shared by several processes; see `VoteFile`."""
 
-    _columns, _undo_column = RATING_COLUMNS, "rating"
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, RATING_COLUMNS, "rating", parse_rating)
 
     def rate(self, voter: str, uid: str, rating: float | None) -> Rating:
         """Save a rating, or a skip if it is None; it is on disk when the call returns."""
@@ -233,9 +209,6 @@ class RatingFile(_DecisionFile[Rating]):
     def ratings(self) -> list[Rating]:
         """Return the current ratings, oldest first: the last of each person on each experience."""
         return self.replay().decisions
-
-    def _parse(self, line: Line) -> Rating:
-        return parse_rating(self.path, line)
 
 
 def parse_vote(path: Path, line: Line) -> Vote:

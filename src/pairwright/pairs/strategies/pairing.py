@@ -47,12 +47,8 @@ def group_pairs(
 ) -> RowPairs:
     """Return the pairs of each group with different completions and a gap within the bounds of the options.
 
-    Args:
-        candidates: Sorted rows in groups.
-        options: Bounds of the gap and tie tolerance.
-        largest: Number of pairs per group, by descending gap; None returns all.
-        num_high: For each group, the chosen row is among its first `num_high` rows; None allows all.
-        num_low: For each group, the rejected row is among its last `num_low` rows; None allows all.
+    `largest` is the number of pairs per group, by descending gap; None returns all. The chosen row is among the first
+    `num_high` rows of its group, the rejected row among the last `num_low`; None allows all.
     """
     hashes, rewards, groups = candidates.completions, candidates.rewards, candidates.groups
     rows, ends = np.arange(len(rewards)), _ends(candidates.starts)

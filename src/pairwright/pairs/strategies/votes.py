@@ -76,10 +76,10 @@ def read_votes(path: Path, rows: pl.DataFrame) -> Votes:
     header, lines, unfinished = parse_lines(path, content)
     names = set(header)
     if set(VOTE_COLUMNS) <= names:
-        votes = replay(lines, lambda line: parse_vote(path, line), column="verdict")
+        votes = replay(path, lines, parse_vote, column="verdict")
         return _count_verdicts(path, votes, rewards, unfinished)
     if set(RATING_COLUMNS) <= names:
-        ratings = replay(lines, lambda line: parse_rating(path, line), column="rating")
+        ratings = replay(path, lines, parse_rating, column="rating")
         by_uid: dict[str, list[float]] = defaultdict(list)
         for rating in ratings.decisions:
             _check_known(path, rating.line, rating.uid, rewards)
