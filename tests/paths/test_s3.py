@@ -22,7 +22,7 @@ from pairwright.pairs.pair_stats import pair_statistics
 from pairwright.paths import place
 from pairwright.sources.format import Options
 from pairwright.store.arrow import to_batch
-from pairwright.store.exporting import EXPORTERS as TABLE_EXPORTERS
+from pairwright.store.exporting import export_experiences
 from pairwright.store.importing import import_files
 from pairwright.store.table_stats import table_statistics
 from pairwright.tokens.stage import stage
@@ -141,10 +141,10 @@ def test_a_table_on_s3_answers_as_a_local_one(both):
         assert found(tables[1]) == found(tables[0])
     for name in ("jsonl", "parquet", "bytes"):
         for table, target in zip(tables, (folder / name, place(bucket.url(f"export/{name}"))), strict=True):
-            assert TABLE_EXPORTERS[name](table, target, None) == 144
+            assert export_experiences(table, name, target) == 144
         assert bucket.get(f"export/{name}") == (folder / name).read_bytes()
     with pytest.raises(PairwrightError, match="a dataset is a folder"):
-        TABLE_EXPORTERS["hf"](tables[0], place(bucket.url("hf")), None)
+        export_experiences(tables[0], "hf", place(bucket.url("hf")))
 
 
 @pytest.mark.parametrize(

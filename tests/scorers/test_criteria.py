@@ -7,7 +7,8 @@ import pytest
 from pairwright.errors import ConfigError
 from pairwright.records.experience import EID, Experience
 from pairwright.records.messages import ErrorSite, Message, ToolCall
-from pairwright.scorers.criteria import CRITERIA, find_criterion
+from pairwright.scorers.criteria import CRITERIA
+from pairwright.scorers.references import find_criterion
 
 SEARCH = {
     "name": "search",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pairwright import EID, Experience, Message, Table
 from pairwright.records.json_text import encode
 from pairwright.sources.datasets.pairwright_rows import experience_from_json, experience_to_json
-from pairwright.store.exporting import EXPORTERS
+from pairwright.store.exporting import export_experiences
 from pairwright.store.importing import import_files
 from strategies import experiences
 
@@ -31,7 +31,7 @@ def read_back(folder, rows, target):
     with Table(folder / "written") as table:
         table.append(rows)
     file = folder / f"exported.{ENDINGS[target]}"
-    num_rows = EXPORTERS[target](table, file, None)
+    num_rows = export_experiences(table, target, file)
     assert num_rows == len(rows)
     back = Table(folder / "back")
     return back, import_files([str(file)], back), file
@@ -90,7 +90,7 @@ def test_one_bad_row_of_a_file_loses_only_itself(tmp_path):
     assert (table.count(), summary.reasons) == (1, {"uid": 1, "surprise": 1})
 
     parquet = tmp_path / "bad.parquet"
-    EXPORTERS["parquet"](Table(tmp_path / "written"), parquet, None)
+    export_experiences(Table(tmp_path / "written"), "parquet", parquet)
     rows = pq.read_table(parquet)
     kinds = pa.array(["single_turn", "nonsense", "single_turn"])
     pq.write_table(rows.set_column(rows.schema.get_field_index("kind"), "kind", kinds), parquet)

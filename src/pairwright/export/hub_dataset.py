@@ -119,7 +119,6 @@ def push(
 
     api = hub.HfApi(token=token)
     with _translate_errors(repo):
-        # None uses the default of the account.
         api.create_repo(repo, repo_type="dataset", private=private or None, exist_ok=True)
         if private and not api.dataset_info(repo).private:
             raise HubError(

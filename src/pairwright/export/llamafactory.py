@@ -131,7 +131,6 @@ def _check_side(side: Content) -> tuple[str, ...]:
 
 def _check_results(*contents: Content) -> tuple[str, ...]:
     """Raise Unfit unless tool results are in the order of the calls, which is how LLaMA-Factory matches them."""
-    # Ids of the calls without a result, in order.
     waiting: list[str | None] = []
     # Plain messages have no calls and no results with an id.
     messages = (

@@ -55,7 +55,6 @@ from pairwright.records.tool_texts import write_tools_as_text
 def preference_lines(context: Context) -> Layout:
     """NeMo RL PreferenceDataset. It trains only the last message of a side; several messages per side are noted."""
     chosen, rejected = (
-        # Rank 0 is the preferred completion.
         json_object({"rank": [rank], "reward": Part(encode, f"{side}_reward"), "completion": Part(write_chat, side)})
         for rank, side in ((b"0", "chosen"), (b"1", "rejected"))
     )

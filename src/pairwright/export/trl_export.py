@@ -108,7 +108,6 @@ def _end_checks(context: Context) -> Layout:
 
 
 def _tools(context: Context) -> Fields:
-    # Raw text with tools is refused, so there are no tools to write.
     return {"tools": Part(write_tools, "tools")} if context.has_tools and not context.is_text else {}
 
 

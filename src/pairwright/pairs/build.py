@@ -122,7 +122,6 @@ def build_pairs(
         if options.within is not None:
             check_within(tables, options.within)
 
-        # Plan each partition, then select among the drafts of all.
         votes: Votes | None = None
         number = num_buckets(tables, options)
         in_pieces = is_parted(options) and any(table.count() for table in tables)
@@ -138,7 +137,6 @@ def build_pairs(
         # Outcomes of all experiences; drafts that are kept wait for their texts.
         num_kept = int((selection.reasons == 0).sum())
         memory = options.memory_megabytes if engine is None else min(PIECE_MEGABYTES, options.memory_megabytes)
-        # A pair needs the texts of two rows at most: its chosen and its rejected one.
         slices = num_slices(everything, 2 * num_kept, memory_megabytes=memory)
         texts = PairTexts(num_kept, slices, folder)
         # Ratings replace the rewards and work with any strategy; votes on pairs replace the strategy.

@@ -29,7 +29,6 @@ def near_drafts(narrow: pl.DataFrame, tables: Sequence[Table], least: float) -> 
     wanted = [list(narrow.select(f"near_{side}", f"near_{side}_at").iter_rows()) for side in ("chosen", "rejected")]
     ends: dict[str, set[int | None]] = defaultdict(set)
     for uid, at in (*wanted[0], *wanted[1]):
-        # For each uid the positions at which a side of some draft ends.
         ends[uid].add(at)
     signatures = {
         (uid, at): signature(_text((*prompt, *completion)[: None if at is None else at + 1]))
@@ -73,7 +72,6 @@ def signature(text: str) -> Signature:
     shingles = {digest(" ".join(words[at : at + WORDS]).encode()) for at in range(max(1, len(words) - WORDS + 1))}
     hashes = np.fromiter(shingles, np.uint64, len(shingles))
     least = np.full(NUM_HASHES, np.iinfo(np.uint64).max, np.uint64)
-    # 4,096 shingles at a time: the intermediate array is 4,096 x 64.
     for start in range(0, len(hashes), 4096):
         mixed = hashes[start : start + 4096, None] * _FACTORS + _SHIFTS
         np.minimum(least, (mixed ^ (mixed >> np.uint64(29))).min(axis=0), out=least)

@@ -59,7 +59,6 @@ NARROW_PAIR_TYPES = {
 _ADDED_LATER = ("chosen_recorded", "rejected_recorded", "chosen_cut", "rejected_cut", "label_noise")
 PAIR_CONTENT = ("prompt", "tools", "chosen", "rejected", "info")
 PAIR_SCHEMA = pa.schema(
-    # The metadata is the version of the format.
     [*NARROW_PAIR_TYPES.items(), *((name, _LONG) for name in PAIR_CONTENT)],
     metadata={"pairwright.pairs": "1"},
 )
@@ -181,7 +180,6 @@ def _pair(row: dict[str, Any]) -> Pair:
     """Convert a row of the table to a pair; raises TableError if it is invalid."""
     try:
         info = from_json(row["info"]) if row["info"] else {}
-        # Entries of `info` that are stored in separate columns.
         info |= {"across_groups": True} if row["across_groups"] else {}
         info |= {name: row[name] for name in ("curriculum_stage", "label_noise") if row.get(name) is not None}
         return Pair(

@@ -95,7 +95,6 @@ def candidate_rewards(rows: pl.DataFrame, options: PairOptions) -> Floats:
 def mark_of_step(options: PairOptions) -> pl.Expr:
     """Polars expression for a 128-bit hash of task and step; it is used during a build and never stored."""
     step = pl.struct(name for name in group_keys(options) if name != "prompt_hash")
-    # Two 64-bit hashes with different seeds.
     return pl.struct(step.hash(1).alias("one"), step.hash(2).alias("other"))
 
 
@@ -153,7 +152,6 @@ def _count_in_groups(drafts: pl.DataFrame, state: PartitionState) -> pl.DataFram
     assert state.candidates is not None
     rows = state.candidates.frame.select("prompt_hash", "completion_hash", "reward")[state.candidates.recurring]
     rewards = rows.group_by("prompt_hash", "completion_hash").agg(pl.col("reward").n_unique())
-    # Prompts at which one completion has several rewards.
     noisy = rewards.filter(pl.col("reward") > 1).select("prompt_hash").unique()
     if not noisy.height:
         return pl.DataFrame(schema=dict.fromkeys(HASHES, pl.String))

@@ -161,7 +161,6 @@ def grouping_hint(tables: Iterable[Table]) -> str:
     Experiences must have equal prompts to be comparable, so a field that groups different prompts is suggested
     together with the strategy `divergence`.
     """
-    # Sizes of the groups of one prompt, and of the values of each field of `info`.
     prompts: Counter[str] = Counter()
     values: defaultdict[str, Counter[str]] = defaultdict(Counter)
     num_rows = 0
@@ -200,7 +199,6 @@ def _advice(reason: Reason, options: PairOptions) -> str | None:
 
 def _value(reason: Reason, clues: Clues, options: PairOptions) -> str | None:
     """Return the option that causes a reason, with a value that would let some through; None if no option does."""
-    # reason -> option, a value that lets some through, and the current value.
     bounds = {
         Reason.BELOW_GAP: ("--min-gap", clues.largest_gap, options.min_gap),
         Reason.ABOVE_GAP: ("--max-gap", clues.least_step, options.max_gap),

@@ -36,7 +36,6 @@ class Filling:
         totals, start = np.cumsum(sizes), 0
         while start < len(sizes):
             before = int(totals[start - 1]) if start else 0
-            # The first row that would exceed the bytes of the group.
             stop = int(np.searchsorted(totals, before + BYTES_PER_GROUP - self._num_bytes, side="right"))
             stop = max(start, min(stop, start + ROWS_PER_GROUP - self._num_rows))
             if stop == start and not self._num_rows:

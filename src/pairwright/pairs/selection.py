@@ -74,7 +74,6 @@ def select_drafts(
     the `slope` of a calibrated score, the probability of a pair is 1 / (1 + exp(-slope · gap)).
     """
     reasons = np.zeros(narrow.height, np.uint8)
-    # The numbers of the drafts kept so far.
     left = np.arange(narrow.height)
 
     def drop(reason: Reason, bad: Flags) -> None:
@@ -135,7 +134,6 @@ def _beyond_tasks(narrow: pl.DataFrame, most: int) -> Flags:
     # lexsort takes its last key first: by task, then descending gap, then key, then number.
     order = np.lexsort([np.arange(narrow.height), *keys, -narrow["gap"].to_numpy(), task])
     firsts = np.flatnonzero(np.diff(task[order].astype(np.int64), prepend=-1))
-    # The rank within the task: the place in `order` minus the place where the task begins.
     rank = np.arange(len(order)) - np.repeat(firsts, np.diff(np.append(firsts, len(order))))
     bad = np.zeros(narrow.height, np.bool_)
     bad[order] = rank >= most

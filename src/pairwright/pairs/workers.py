@@ -110,7 +110,6 @@ def spread_rows(
     wanted = texts.take_wanted()
     tasks = []
     for segment in segments_of(tables):
-        # Shifted like the entries of `wanted`, to find those of this segment.
         ends = np.array([segment.first, segment.first + segment.num_rows]) << WANTED_BITS
         first, last = np.searchsorted(wanted, ends).tolist()
         if last > first:

@@ -51,7 +51,6 @@ def write_atomic(target: Place, *, error: type[PairwrightError] | None = None, d
             yield temporary
             publish(temporary, target, durable=durable)
         finally:
-            # does nothing after a successful rename: the temporary name is gone
             _remove(temporary)
     except OSError as failure:
         if error is None:

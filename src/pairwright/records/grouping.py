@@ -70,7 +70,6 @@ def conversation_of(experience: Experience, side: Side | None = None) -> Convers
 
 
 def _single(exp: Experience, side: Side, name: Literal["chosen", "rejected"]) -> Experience:
-    # the preference has the tokens of the prompt, the side those of its response: concatenate them
     arrays: dict[str, Any] = {}
     if exp.tokens is not None and side.tokens is not None:
         arrays = {

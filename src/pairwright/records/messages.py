@@ -192,7 +192,6 @@ def to_chat_message(
             call_id = missing_id if call.id is None else call.id
             value = call.arguments if arguments is None else arguments(call)
             function = {"name": call.name, "arguments": value}
-            # chat APIs nest name and arguments below "function"
             calls.append({**({} if call_id is None else {"id": call_id}), "type": call.type, "function": function})
     if message.tool_call_id is not None:
         chat["tool_call_id"] = message.tool_call_id

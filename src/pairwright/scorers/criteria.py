@@ -1,8 +1,7 @@
-"""Built-in criteria that score a run without a model.
+"""Built-in criteria that score what a run did, without a model and without a reference.
 
 Each takes a run and returns a score from 0 to 1 (higher is better) with a reason, or None if it does not apply, such as
-the share of successful calls in a run without calls. Criteria with a reference compare the final text with a field of
-`info`, named after a colon: `number:answer:0.01`.
+the share of successful calls in a run without calls.
 """
 
 import re
@@ -12,18 +11,29 @@ from typing import Any
 
 import msgspec
 
-from pairwright.errors import ConfigError, PairwrightError
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, ToolCall, canonical_arguments, content_hash
 from pairwright.sources.shapes.tool_errors import result_error_kind
 
 Judged = tuple[float, str] | None  # a score and its reason
 LOOP_LENGTH = 3  # repetitions of a call with the same result that count as a loop
-DEFAULT_TOLERANCE = 1e-6
-
-
-class CriterionError(PairwrightError):
-    """The scorer failed or returned no valid score."""
+# The start of a user turn that corrects the previous answer.
+_COMPLAINT = re.compile(
+    r"(?:no[,.! ]|nope\b|wrong\b|incorrect\b|that(?:'s| is) (?:not|wrong|incorrect)|not what i\b"
+    r"|i (?:said|meant|asked)\b|you (?:did not|didn't|forgot|misunderstood|missed)\b"
+    r"|still (?:not|wrong|broken|failing)\b|(?:please )?try again\b)",
+    re.I,
+)
+_SIMILAR = 0.8  # minimum share of common words for a repeated turn
+# Patterns of test runner summaries: numbers of passed and failed tests.
+_NUMBERS = re.compile(r"(\d+) (passed|passing|failed|failing|errors?|failures?)\b", re.I)
+_UNITTEST = re.compile(r"^Ran (\d+) tests? in [^\n]*\n\s*(?:OK|FAILED \(([^)\n]*)\))", re.M)
+_GO = re.compile(r"^\s*--- (PASS|FAIL): ", re.M)
+_SUMMARY_WORDS = ("passed", "passing", "failed", "failing", "Ran ", "--- PASS", "--- FAIL")
+_TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list,),
+    "object": (dict,), "null": (type(None),),
+}  # fmt: skip
 
 
 def calls_succeed(run: Experience) -> Judged:
@@ -88,16 +98,6 @@ def final_answer(run: Experience) -> Judged:
     return (1.0, "ends with an answer") if has_answer else (0.0, "ends without an answer")
 
 
-# The start of a user turn that corrects the previous answer.
-_COMPLAINT = re.compile(
-    r"(?:no[,.! ]|nope\b|wrong\b|incorrect\b|that(?:'s| is) (?:not|wrong|incorrect)|not what i\b"
-    r"|i (?:said|meant|asked)\b|you (?:did not|didn't|forgot|misunderstood|missed)\b"
-    r"|still (?:not|wrong|broken|failing)\b|(?:please )?try again\b)",
-    re.I,
-)
-_SIMILAR = 0.8  # minimum share of common words for a repeated turn
-
-
 def user_content(run: Experience) -> Judged:
     """The share of the user's later turns that neither repeat an earlier turn nor correct the answer before them."""
     start = next((at for at, message in enumerate(run.completion) if message.is_generated), len(run.completion))
@@ -118,13 +118,6 @@ def user_content(run: Experience) -> Judged:
 def _is_repeated(text: str, other: str) -> bool:
     one, two = set(text.lower().split()), set(other.lower().split())
     return len(one) > 2 and len(one & two) >= _SIMILAR * len(one | two)
-
-
-# Patterns of test runner summaries: numbers of passed and failed tests.
-_NUMBERS = re.compile(r"(\d+) (passed|passing|failed|failing|errors?|failures?)\b", re.I)
-_UNITTEST = re.compile(r"^Ran (\d+) tests? in [^\n]*\n\s*(?:OK|FAILED \(([^)\n]*)\))", re.M)
-_GO = re.compile(r"^\s*--- (PASS|FAIL): ", re.M)
-_SUMMARY_WORDS = ("passed", "passing", "failed", "failing", "Ran ", "--- PASS", "--- FAIL")
 
 
 def tests_passed(run: Experience) -> Judged:
@@ -157,93 +150,12 @@ def _count_tests(text: str) -> tuple[int, int]:
     return counts.get(True, 0), counts.get(False, 0)
 
 
-def exact(run: Experience, reference: Any) -> Judged:
-    """1 if the final text equals the reference, ignoring leading and trailing white space."""
-    return _agree(final_text(run) == str(reference).strip(), reference)
-
-
-def matches(run: Experience, reference: Any) -> Judged:
-    """1 if the final text contains a match of the reference, a regular expression in Rust's syntax (linear time)."""
-    import polars as pl
-
-    try:
-        found = pl.Series([final_text(run)]).str.contains(str(reference))[0]
-    except pl.exceptions.PolarsError as error:
-        raise CriterionError(f"the reference {str(reference)[:100]!r} is not a regular expression: {error}") from None
-    return _agree(bool(found), reference)
-
-
-def same_json(run: Experience, reference: Any) -> Judged:
-    """1 if the final text is JSON, or ends with a fenced or bare JSON value, that equals the reference."""
-    wanted = canonical_arguments(reference) if isinstance(reference, str) else reference
-    text = final_text(run)
-    fenced = re.findall(r"```(?:json)?\s*\n(.*?)```", text, re.S)
-    starts = [at for at in (text.find("{"), text.find("[")) if at >= 0]
-    tried = [text, *fenced[-1:], *(text[at:] for at in sorted(starts)[:1])]
-    return _agree(any(_json_of(one) == wanted for one in tried), reference)
-
-
-def near(run: Experience, reference: Any, tolerance: float) -> Judged:
-    """1 if the last number of the final text equals the reference within the tolerance, relative to it."""
-    wanted = _number(reference)
-    if wanted is None:
-        raise CriterionError(f"the reference {str(reference)[:100]!r} is not a number")
-    found = [_number(text) for text in re.findall(r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?", final_text(run))]
-    last = found[-1] if found else None
-    if last is None:
-        return 0.0, "no number in the final text"
-    return _agree(abs(last - wanted) <= tolerance * max(1.0, abs(wanted)), reference)
-
-
-CRITERIA: dict[str, Callable[[Experience], Judged]] = {
-    function.__name__: function
-    for function in (
-        calls_succeed, tools_known, arguments_fit, no_loop, not_truncated, final_answer, user_content, tests_passed
-    )
-}  # fmt: skip
-WITH_REFERENCE: dict[str, Callable[..., Judged]] = {
-    "exact": exact,
-    "matches": matches,
-    "json": same_json,
-    "number": near,
-}
-
-
-def find_criterion(name: str) -> Callable[[Experience], Judged] | None:
-    """Return the criterion of a name such as `no_loop` or `number:answer:0.01`; None if there is none."""
-    kind, _, argument = name.partition(":")
-    if kind in CRITERIA and not argument:
-        return CRITERIA[kind]
-    if kind not in WITH_REFERENCE:
-        return None
-    field, _, bound = argument.partition(":")
-    tolerance = _number(bound) if bound else DEFAULT_TOLERANCE
-    if not field or (bound and kind != "number") or tolerance is None or tolerance < 0:
-        form = "number:FIELD or number:FIELD:TOLERANCE" if kind == "number" else f"{kind}:FIELD"
-        raise ConfigError(f"{name}: expected {form}, where FIELD is a field of info such as answer or task.answer")
-    options = (tolerance,) if kind == "number" else ()
-
-    def judge(run: Experience) -> Judged:
-        reference = find_field(run.info, field)
-        return None if reference is None else WITH_REFERENCE[kind](run, reference, *options)
-
-    return judge
-
-
 def final_text(run: Experience) -> str:
     """Return the text of the last generated turn."""
     for message in reversed(run.completion):
         if message.is_generated:
             return message.text.strip()
     return (run.response_text or "").strip()
-
-
-def find_field(info: Json, path: str) -> Any:
-    """Return a value of `info` by its path, such as `answer` or `task.answer`; None if it is missing."""
-    value: Any = info
-    for name in path.split("."):
-        value = value.get(name) if isinstance(value, dict) else None
-    return value
 
 
 def _calls(run: Experience) -> list[ToolCall]:
@@ -259,12 +171,6 @@ def _schemas(run: Experience) -> dict[str, Json]:
             schema = function.get("parameters") or function.get("input_schema") or function.get("inputSchema") or {}
             schemas[function["name"]] = schema if isinstance(schema, dict) else {}
     return schemas
-
-
-_TYPES: dict[str, tuple[type, ...]] = {
-    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list,),
-    "object": (dict,), "null": (type(None),),
-}  # fmt: skip
 
 
 def _misfit(call: ToolCall, schema: Json) -> str:
@@ -314,23 +220,9 @@ def _share(num_good: int, num_all: int, problem: str) -> Judged:
     return num_good / num_all, f"{num_all - num_good} of {num_all} {problem}" if num_good < num_all else "all good"
 
 
-def _agree(is_equal: bool, reference: Any) -> Judged:
-    return (1.0, "agrees with the reference") if is_equal else (0.0, f"differs from {str(reference)[:80]!r}")
-
-
-def _number(value: Any) -> float | None:
-    try:
-        number = float(str(value).replace(",", ""))
-    except ValueError:
-        return None
-    return number if abs(number) != float("inf") and number == number else None
-
-
-_NO_JSON = object()  # equal to nothing; None is a JSON value
-
-
-def _json_of(text: str) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.MsgspecError, RecursionError, ValueError):
-        return _NO_JSON
+CRITERIA: dict[str, Callable[[Experience], Judged]] = {
+    function.__name__: function
+    for function in (
+        calls_succeed, tools_known, arguments_fit, no_loop, not_truncated, final_answer, user_content, tests_passed
+    )
+}  # fmt: skip

@@ -136,7 +136,6 @@ def _read_ranking(answer: str, order: list[int]) -> list[float] | None:
     if sorted(ranking) != list(range(1, len(order) + 1)):
         return None
     scores = [0.0] * len(order)
-    # the best gets 1, the worst 0, all others evenly spaced scores
     for rank, place in enumerate(ranking):
         scores[order[place - 1]] = (len(order) - 1 - rank) / (len(order) - 1)
     return scores

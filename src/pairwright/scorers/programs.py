@@ -1,7 +1,7 @@
 """Programs as scorers: built-in criteria, a function of the user, an external command; found by their name.
 
     programs                every built-in criterion that needs no reference
-    no_loop, number:answer  one built-in criterion (scorers/criteria.py)
+    no_loop, number:answer  one built-in criterion (scorers/criteria.py, references.py)
     file.py:name            a Python function `score(run) -> float | dict[str, float] | None`
     command:PROGRAM ARGS    a program that reads runs as JSON lines and writes a score for each
 
@@ -28,8 +28,9 @@ from pairwright.config.user_code import SCORERS, load_function
 from pairwright.errors import ConfigError
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, content_hash, to_chat_message
-from pairwright.scorers import criteria
-from pairwright.scorers.criteria import CRITERIA, CriterionError, Judged, find_criterion
+from pairwright.scorers import criteria, references
+from pairwright.scorers.criteria import CRITERIA, Judged
+from pairwright.scorers.references import CriterionError, find_criterion
 from pairwright.store.score_log import MAX_REASON, OVERALL, ScoreRow, check_scorer_name
 
 ALL = "programs"
@@ -86,8 +87,9 @@ def find_program(spec: str, *, name: str | None = None, base: Path | None = None
     criterion = find_criterion(spec)
     if spec == ALL or criterion is not None:
         chosen = CRITERIA if criterion is None else {OVERALL: criterion}
-        # the hash changes with the code of the criteria
-        version = content_hash(spec, hashlib.sha256(Path(criteria.__file__).read_bytes()).hexdigest())
+        # The hash changes with the code of the criteria.
+        code = b"".join(Path(str(module.__file__)).read_bytes() for module in (criteria, references))
+        version = content_hash(spec, hashlib.sha256(code).hexdigest())
         return Program(
             name_of(name, spec), version, lambda runs: ((run.eid.uid, _judge_by(chosen, run)) for run in runs)
         )

@@ -12,7 +12,7 @@ import msgspec
 from pairwright.errors import PairwrightError
 from pairwright.records.experience import EID, Experience, Kind, Side
 from pairwright.records.messages import Message
-from pairwright.scorers.criteria import find_field
+from pairwright.scorers.references import find_field
 from pairwright.store.table import Table
 
 

@@ -218,7 +218,6 @@ def _text_array(data: bytes, offsets: Array, kind: pa.DataType, validity: pa.Buf
     """Build an array of texts: value i is data[offsets[i]:offsets[i + 1]]."""
     if len(data) > _MOST_BYTES[kind]:
         raise pa.ArrowCapacityError(f"{len(data):,} bytes in one column of a batch of {kind}")
-    # 32-bit offsets for string, 64-bit for large_string.
     offsets = offsets.astype(np.int32 if kind == pa.string() else np.int64, copy=False)
     return pa.Array.from_buffers(kind, len(offsets) - 1, [validity, pa.py_buffer(offsets), pa.py_buffer(data)])
 

@@ -69,6 +69,7 @@ _PLAIN = tuple(
     for name in Block.__struct_fields__
     if name not in ("num_records", "arrays", "multi_modal_keys", *_OPEN_JSON, *_SIDES)
 )
+_PLAIN_OF_SIDE = ("messages", "text", "eid", "truncate_status", "errors")
 _FIELDS = Experience.__struct_fields__
 _ARRAY_NAMES = frozenset(ARRAYS)
 
@@ -82,8 +83,9 @@ def block_of(experiences: Sequence[Experience]) -> tuple[Block, list[Field]]:
         if name in _ARRAY_NAMES:
             fields += _array_field(name, values)
             continue
-        if _all_default(values):
-            continue
+        first = values[0]
+        if (first is None or first == () or first == {}) and values.count(first) == len(values):
+            continue  # every record has the default
         if name in _OPEN_JSON:
             columns[name] = msgspec.Raw(to_json(list(values)).encode())
         elif name in _SIDES:
@@ -93,11 +95,6 @@ def block_of(experiences: Sequence[Experience]) -> tuple[Block, list[Field]]:
         else:
             columns[name] = list(values)
     return Block(num_records=len(experiences), **columns), [*fields, *_odd_fields(experiences)]
-
-
-def _all_default(values: tuple[Any, ...]) -> bool:
-    first = values[0]
-    return (first is None or first == () or first == {}) and values.count(first) == len(values)
 
 
 def array_fields(experiences: Sequence[Experience]) -> Iterator[Field]:
@@ -183,25 +180,10 @@ def _spread(fields: list[dict[str, Any]], name: str, values: Any) -> None:
 
 
 def side_meta(side: Side) -> SideMeta:
-    return SideMeta(
-        messages=side.messages,
-        text=side.text,
-        reward=to_json(side.reward),
-        eid=side.eid,
-        truncate_status=side.truncate_status,
-        errors=side.errors,
-    )
+    return SideMeta(reward=to_json(side.reward), **{name: getattr(side, name) for name in _PLAIN_OF_SIDE})
 
 
 def side_of_meta(meta: SideMeta | None, arrays: dict[str, Array]) -> Side | None:
     if meta is None:
         return None
-    return Side(
-        messages=meta.messages,
-        text=meta.text,
-        reward=from_json(meta.reward),
-        eid=meta.eid,
-        truncate_status=meta.truncate_status,
-        errors=meta.errors,
-        **arrays,
-    )
+    return Side(reward=from_json(meta.reward), **{name: getattr(meta, name) for name in _PLAIN_OF_SIDE}, **arrays)

@@ -33,7 +33,6 @@ MAGIC = b"PWXP"
 VERSION = 1
 # Limits the allocation that a header can cause.
 MAX_METADATA_BYTES = 2 * 1024**3
-# The table above: magic, version, storage, two bytes of padding (zero), three lengths.
 _HEADER = struct.Struct("<4sBB2xQQQ")
 _PLAIN, _ZSTD = 0, 1
 _DIGEST_SIZE = 16

@@ -9,20 +9,18 @@ dimensions, multi-modal inputs, arrays of the sides of a preference.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
-from operator import and_, attrgetter, is_
+from operator import attrgetter, is_
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
-from pairwright.records.experience import Experience, Side
+from pairwright.records.experience import Experience
 from pairwright.records.json_text import to_json
 from pairwright.records.messages import Message, canonical_messages, content_hash, prompt_hash
 from pairwright.store.block import side_meta
 
 encode = msgspec.json.encode
-_NOTHING = object()  # sentinel before the first row
 _TEXT, _LONG = pa.string(), pa.large_string()
 
 
@@ -42,21 +40,17 @@ class Column:
 
     def values(self, experiences: Sequence[Experience]) -> list[Any]:
         """Compute the values of the column for a batch of experiences."""
-        of = self.of
         if not self.shared:
-            return list(map(of, experiences))
+            return list(map(self.of, experiences))
         values: list[Any] = []
-        for exp, is_repeated in zip(experiences, self._repeats(experiences), strict=True):
-            values.append(values[-1] if is_repeated else of(exp))
+        before: list[Any] = []
+        for exp in experiences:
+            fields = [getattr(exp, name) for name in self.shared]
+            # Identity, since comparing long prompts would be as slow as computing the column.
+            is_repeated = bool(before) and all(map(is_, fields, before))
+            values.append(values[-1] if is_repeated else self.of(exp))
+            before = fields
         return values
-
-    def _repeats(self, experiences: Sequence[Experience]) -> Iterable[bool]:
-        """Return for each experience whether its shared fields are the same objects as in the previous one.
-
-        Compares identity, since comparing long prompts would be as slow as computing the column.
-        """
-        columns = [list(map(attrgetter(name), experiences)) for name in self.shared]
-        return reduce(partial(map, and_), (map(is_, column, [_NOTHING, *column]) for column in columns))
 
 
 def _json_column(
@@ -77,10 +71,6 @@ def _json_column(
     return Column(name, kind, text_of, meaning, shared)
 
 
-def _side_json(side: Side) -> bytes:
-    return encode(side_meta(side))
-
-
 def num_characters(messages: Iterable[Message]) -> int:
     """Count the characters of messages: text, reasoning and tool call arguments."""
     total = 0
@@ -90,13 +80,6 @@ def num_characters(messages: Iterable[Message]) -> int:
             total += len(message.reasoning)
         for call in message.tool_calls:
             total += len(call.arguments)
-    return total
-
-
-def num_tool_calls(exp: Experience) -> int:
-    total = 0
-    for message in exp.completion:
-        total += len(message.tool_calls)
     return total
 
 
@@ -138,7 +121,9 @@ NARROW = (
     Column("num_prompt_messages", pa.int32(), lambda e: len(e.prompt), "messages in the prompt"),
     Column("num_completion_messages", pa.int32(), lambda e: len(e.completion), "messages in the completion"),
     Column("num_completion_characters", pa.int64(), lambda e: num_characters(e.completion), "its text and calls"),
-    Column("num_tool_calls", pa.int32(), num_tool_calls, "calls in the completion"),
+    Column(
+        "num_tool_calls", pa.int32(), lambda e: sum(len(m.tool_calls) for m in e.completion), "calls in the completion"
+    ),
     Column("num_errors", pa.int32(), lambda e: len(e.errors), "error sites"),
     Column("num_tokens", pa.int32(), lambda e: None if e.tokens is None else len(e.tokens), "token ids recorded"),
     Column("prompt_length", pa.int32(), attrgetter("prompt_length"), "of them, the prompt's"),
@@ -152,8 +137,8 @@ CONTENT = (
     _json_column("prompt", "messages, as JSON", shared=("prompt",)),
     _json_column("tools", "tool schemas, as JSON", shared=("tools",)),
     _json_column("completion", "messages, as JSON"),
-    _json_column("chosen", "side, as JSON", write=_side_json),
-    _json_column("rejected", "side, as JSON", write=_side_json),
+    _json_column("chosen", "side, as JSON", write=lambda side: encode(side_meta(side))),
+    _json_column("rejected", "side, as JSON", write=lambda side: encode(side_meta(side))),
     Column("prompt_text", _LONG, attrgetter("prompt_text"), "prompt as plain text"),
     Column("response_text", _LONG, attrgetter("response_text"), "response as plain text"),
     _json_column("reward_components", "as JSON", write=to_json),

@@ -1,6 +1,7 @@
 """Export of experiences (JSON Lines, Parquet, HF dataset, pairwright bytes) and filtering."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import polars as pl
@@ -19,21 +20,14 @@ from pairwright.store.table import Table
 from pairwright.store.table_marker import MARKER
 
 
-def export_jsonl(table: Table, output: Place, where: pl.Expr | None) -> int:
-    """Write a JSON Lines file; returns the number of rows."""
+def write_jsonl(path: Path, batches: Iterable[pa.RecordBatch]) -> int:
+    """Write the experiences of batches as JSON lines; returns the number of rows."""
     num_rows = 0
-    # `write_atomic` renames a temporary file at the end, so a failed export leaves no file.
-    with write_atomic(output, error=PairwrightError) as temporary, open(temporary, "wb") as file:
-        for exp in table.records(where):
-            file.write(encode(experience_to_json(exp)) + b"\n")
-            num_rows += 1
+    with open(path, "wb") as file:
+        for batch in batches:
+            file.writelines(encode(experience_to_json(run)) + b"\n" for run in from_batch(batch))
+            num_rows += batch.num_rows
     return num_rows
-
-
-def export_parquet(table: Table, output: Place, where: pl.Expr | None) -> int:
-    """Write one Parquet file with the columns of the table; returns the number of rows."""
-    with write_atomic(output, error=PairwrightError) as temporary:
-        return write_parquet(temporary, table.scan(where), SCHEMA)
 
 
 def write_parquet(path: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> int:
@@ -46,21 +40,14 @@ def write_parquet(path: Path, batches: Iterable[pa.RecordBatch], schema: pa.Sche
     return num_rows
 
 
-def export_bytes(table: Table, output: Place, where: pl.Expr | None) -> int:
+def write_bytes(path: Path, batches: Iterable[pa.RecordBatch]) -> int:
     """Write concatenated payloads (store/codec.py) of a few thousand experiences each; returns the number of rows."""
     num_rows = 0
-    with write_atomic(output, error=PairwrightError) as temporary, open(temporary, "wb") as file:
-        for batch in table.scan(where):
+    with open(path, "wb") as file:
+        for batch in batches:
             file.write(dumps_many(from_batch(batch)))
             num_rows += batch.num_rows
     return num_rows
-
-
-def export_hf(table: Table, output: Place, where: pl.Expr | None) -> int:
-    """Write a folder for `datasets.load_from_disk`; returns the number of rows."""
-    check_is_local(output)
-    with write_atomic(output, error=PairwrightError) as temporary:
-        return write_hf(temporary, table.scan(where), SCHEMA)
 
 
 def check_is_local(output: Place) -> None:
@@ -87,12 +74,20 @@ def write_hf(folder: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema)
     return num_rows
 
 
-EXPORTERS: dict[str, Callable[[Table, Place, pl.Expr | None], int]] = {
-    "jsonl": export_jsonl,
-    "parquet": export_parquet,
-    "hf": export_hf,
-    "bytes": export_bytes,
+_WRITERS: dict[str, Callable[[Path, Iterable[pa.RecordBatch]], int]] = {
+    "jsonl": write_jsonl,
+    "parquet": partial(write_parquet, schema=SCHEMA),
+    "hf": partial(write_hf, schema=SCHEMA),
+    "bytes": write_bytes,
 }
+
+
+def export_experiences(table: Table, target: str, output: Place, where: pl.Expr | None = None) -> int:
+    """Write a table as "jsonl", "parquet", "hf" (a folder for `datasets`) or "bytes"; returns the number of rows."""
+    if target == "hf":
+        check_is_local(output)
+    with write_atomic(output, error=PairwrightError) as temporary:
+        return _WRITERS[target](temporary, table.scan(where))
 
 
 def filter_table(table: Table, output: Place, where: pl.Expr) -> tuple[int, int]:
@@ -104,7 +99,6 @@ def filter_table(table: Table, output: Place, where: pl.Expr) -> tuple[int, int]
     if not num_kept:
         raise PairwrightError(f"{table.path}: the condition holds for none of {num_rows:,} rows; nothing was written")
     with claim_folder(output, "table.json", work="filtered table"):
-        # An empty table is accepted: a failed run may have left it.
         if (output / MARKER).exists() and Table(output, create=False).count():
             raise PairwrightError(f"{output} is a table already: choose another folder")
         target = Table(output)

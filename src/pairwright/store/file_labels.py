@@ -9,22 +9,19 @@ again adds nothing. A moved or copied folder gets the same labels, so that its r
 """
 
 import os
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from pairwright.errors import TableError
-from pairwright.paths import Place
+from pairwright.paths import Place, is_address
+from pairwright.store.table_marker import read_marker, write_marker
 
 if TYPE_CHECKING:
     from pairwright.store.table import Table
-from collections import Counter
-from collections.abc import Mapping
-from functools import lru_cache
-from typing import NamedTuple
-
-from pairwright.paths import is_address
-from pairwright.store.table_marker import read_marker, write_marker
 
 _FIELD = "files"  # key of the marker
 _MAPS = "maps"  # key of the marker: field maps by file

@@ -10,7 +10,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
 
 import msgspec
 import numpy as np
@@ -34,13 +33,13 @@ from pairwright.store.import_task import ImportResult, ImportTask, run_tasks
 from pairwright.store.parts import put_hidden_part
 from pairwright.store.table import Table
 
-# Size of the ranges of a large JSON Lines file, one task each.
-RANGE_BYTES = 16 * 2**20
+RANGE_BYTES = 16 * 2**20  # of the ranges of a large JSON Lines file, one task each
 _BYTES_OF_A_FILE = 8 * 2**10  # a small file counts as this many bytes
 POOL_BYTES = 32 * 2**20  # below this, starting workers costs more than they save
 QUARANTINE = "quarantine.jsonl"
 DEFAULT_OPTIONS = Options()
 _NUM_NAMES = 12  # in an error message
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 class ImportSummary(msgspec.Struct):
@@ -61,6 +60,81 @@ class ImportSummary(msgspec.Struct):
 
     def total(self, name: str) -> int:
         return sum(counts.get(name, 0) for counts in self.formats.values())
+
+
+def import_traces(
+    paths: Paths,
+    output: str | os.PathLike[str],
+    *,
+    format: str = "auto",
+    reward: str | None = None,
+    scores: str | os.PathLike[str] | None = None,
+    map: str | Mapping[str, str] | None = None,
+    task: str | None = None,
+    run: str | None = None,
+    step: str | None = None,
+    step_name: str | None = None,
+    compaction_prompt: str | os.PathLike[str] | None = None,
+    redact: bool = False,
+    update: bool = False,
+    workers: int | None = None,
+    progress: bool | Progress = False,
+) -> Table:
+    """Read agent traces into an experience table. Importing a file again adds nothing.
+
+    Unreadable records are written to `quarantine.jsonl` in the table's folder, each with its reason.
+
+    Args:
+        paths: A file, folder, glob or address, or a list of them.
+        output: Folder of the table; it is created, or appended to.
+        format: Name of a format of docs/reference/sources/index.md; "auto" detects it from the content.
+        reward: Name of the reward, a path such as "metadata.reward", or an expression: "0.7*correct + 0.3*style".
+        scores: CSV or JSON Lines file of rewards, by id (optionally with a task) or by task and run.
+        map: Fields of your own data: "prompt=a.text,completion=b.text,reward=c.score".
+        task: Source of the task: "prompt", a field's name or path, several with commas, "file", "row//4".
+        run: Source of the run: a field's name or path, or "row%4"; text is converted to a number.
+        step: Source of the step: the name or path of an integer field.
+        step_name: NAT only: name of the TTC step whose candidates to read.
+        compaction_prompt: Codex only: file with the prompt of compactions; each summary becomes a step.
+        redact: Replace API keys, tokens and private keys.
+        update: Replace earlier rows of these files.
+        workers: Number of processes; by default one per core for large imports.
+        progress: True prints progress to stderr; a function is called with bytes done and in total.
+
+    Returns:
+        The table, including earlier rows.
+
+    Raises:
+        SourceError: No file was found, or no record could be read.
+
+    >>> import pairwright as pw
+    >>> table = pw.import_traces("traces/*.jsonl", "runs/first/experience")
+    >>> len(table), table[-1].reward
+    (8, 1.0)
+    """
+    listed = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    table = Table(output)
+    summary = import_files(
+        [os.fspath(path) for path in listed],
+        table,
+        format_name=format,
+        options=Options(
+            reward=reward,
+            step_name=step_name,
+            compaction_prompt=read_compaction_prompt(compaction_prompt),
+            task=task,
+            run=run,
+            step=step,
+            map=parse_map(map),
+        ),
+        redact=redact,
+        scores=None if scores is None else Path(scores),
+        update=update,
+        num_workers=workers,
+        progress=progress_of(progress, "read bytes:"),
+    )
+    refuse_empty(summary)
+    return table
 
 
 def import_files(
@@ -157,8 +231,13 @@ def _plan(
     sizes: dict[Place, int], maps: dict[Place, FieldMap], folder: Place, format_name: str, common: Options
 ) -> tuple[list[ImportTask], list[Rejected]]:
     """Return the tasks of all files, with large JSON Lines files split by byte ranges, and the unreadable files."""
+
+    def detect_one(file: Place) -> Layout | Rejected:
+        return detect(file, format_name, msgspec.structs.replace(common, map=maps[file]))
+
     tasks, unreadable = [], []
-    for (file, size), layout in zip(sizes.items(), _layouts(maps, format_name, common), strict=True):
+    layouts = at_once(detect_one, list(maps), waits=any(map(is_address, maps)))
+    for (file, size), layout in zip(sizes.items(), layouts, strict=True):
         # Files without a separate map share one options object.
         options = common if maps[file] is common.map else msgspec.structs.replace(common, map=maps[file])
         if isinstance(layout, Rejected):
@@ -171,15 +250,6 @@ def _plan(
         else:
             tasks.append(ImportTask(file, layout, folder, options, size))
     return tasks, unreadable
-
-
-def _layouts(maps: dict[Place, FieldMap], format_name: str, common: Options) -> Iterator[Layout | Rejected]:
-    """Detect the layout of each file; concurrently if any is remote."""
-
-    def detect_one(file: Place) -> Layout | Rejected:
-        return detect(file, format_name, msgspec.structs.replace(common, map=maps[file]))
-
-    return at_once(detect_one, list(maps), waits=any(map(is_address, maps)))
 
 
 def _group_tasks(tasks: list[ImportTask]) -> Iterator[list[ImportTask]]:
@@ -308,21 +378,18 @@ class _Ingest:
         if not self._rejections and not target.exists():
             return
         with write_atomic(target) as temporary, open(temporary, "wb") as file:
-            self._write_rejections(file, target, files)
+            if target.exists():
+                with open_binary(target) as before:
+                    file.writelines(line for line in before if _key_of_file(line) not in files)
+            for rejection in self._rejections:
+                if isinstance(rejection, bytes):
+                    file.write(rejection)
+                else:
+                    with open_binary(rejection) as pieces:
+                        file.writelines(pieces)
+                    rejection.unlink()
         if not size_of(target):
             target.unlink()
-
-    def _write_rejections(self, file: IO[bytes], target: Place, files: set[str]) -> None:
-        if target.exists():
-            with open_binary(target) as before:
-                file.writelines(line for line in before if _key_of_file(line) not in files)
-        for rejection in self._rejections:
-            if isinstance(rejection, bytes):
-                file.write(rejection)
-            else:
-                with open_binary(rejection) as pieces:
-                    file.writelines(pieces)
-                rejection.unlink()
 
     def summary(self) -> ImportSummary:
         total = self.total
@@ -368,86 +435,3 @@ def _key_of_file(line: bytes) -> str | None:
 def _is_plain(file: Place) -> bool:
     with open_binary(file) as begin:
         return begin.read(1) in (b"{", b"[", b" ", b"\n", b"\r", b"\t")
-
-
-__all__ = ["ImportSummary", "Layout", "import_files", "refuse_empty"]
-
-
-# Python interface
-
-Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-
-
-def import_traces(
-    paths: Paths,
-    output: str | os.PathLike[str],
-    *,
-    format: str = "auto",
-    reward: str | None = None,
-    scores: str | os.PathLike[str] | None = None,
-    map: str | Mapping[str, str] | None = None,
-    task: str | None = None,
-    run: str | None = None,
-    step: str | None = None,
-    step_name: str | None = None,
-    compaction_prompt: str | os.PathLike[str] | None = None,
-    redact: bool = False,
-    update: bool = False,
-    workers: int | None = None,
-    progress: bool | Progress = False,
-) -> Table:
-    """Read agent traces into an experience table. Importing a file again adds nothing.
-
-    Unreadable records are written to `quarantine.jsonl` in the table's folder, each with its reason.
-
-    Args:
-        paths: A file, folder, glob or address, or a list of them.
-        output: Folder of the table; it is created, or appended to.
-        format: Name of a format of docs/reference/sources/index.md; "auto" detects it from the content.
-        reward: Name of the reward, a path such as "metadata.reward", or an expression: "0.7*correct + 0.3*style".
-        scores: CSV or JSON Lines file of rewards, by id (optionally with a task) or by task and run.
-        map: Fields of your own data: "prompt=a.text,completion=b.text,reward=c.score".
-        task: Source of the task: "prompt", a field's name or path, several with commas, "file", "row//4".
-        run: Source of the run: a field's name or path, or "row%4"; text is converted to a number.
-        step: Source of the step: the name or path of an integer field.
-        step_name: NAT only: name of the TTC step whose candidates to read.
-        compaction_prompt: Codex only: file with the prompt of compactions; each summary becomes a step.
-        redact: Replace API keys, tokens and private keys.
-        update: Replace earlier rows of these files.
-        workers: Number of processes; by default one per core for large imports.
-        progress: True prints progress to stderr; a function is called with bytes done and in total.
-
-    Returns:
-        The table, including earlier rows.
-
-    Raises:
-        SourceError: No file was found, or no record could be read.
-
-    >>> import pairwright as pw
-    >>> table = pw.import_traces("traces/*.jsonl", "runs/first/experience")
-    >>> len(table), table[-1].reward
-    (8, 1.0)
-    """
-    listed = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    table = Table(output)
-    summary = import_files(
-        [os.fspath(path) for path in listed],
-        table,
-        format_name=format,
-        options=Options(
-            reward=reward,
-            step_name=step_name,
-            compaction_prompt=read_compaction_prompt(compaction_prompt),
-            task=task,
-            run=run,
-            step=step,
-            map=parse_map(map),
-        ),
-        redact=redact,
-        scores=None if scores is None else Path(scores),
-        update=update,
-        num_workers=workers,
-        progress=progress_of(progress, "read bytes:"),
-    )
-    refuse_empty(summary)
-    return table

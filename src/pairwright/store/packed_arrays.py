@@ -34,7 +34,6 @@ def pack(fields: Iterable[Field]) -> tuple[list[Packed], list[Buffer]]:
         for rows_alike, arrays_alike in _alike(rows, arrays):
             is_flat = arrays_alike[0].ndim == 1
             lengths = [array.size for array in arrays_alike]
-            # Lengths are written as 32-bit unsigned integers.
             if max(lengths) >= 2**32:
                 raise RecordError(".".join(path), max(lengths), "fewer than 2**32 values")
             values = np.concatenate(arrays_alike if is_flat else [array.ravel() for array in arrays_alike])
@@ -61,7 +60,6 @@ def unpack(columns: list[Packed], data: memoryview) -> Iterator[Entry]:
     """Yield the arrays of packed columns; raises CorruptBytes unless the headers describe exactly these bytes."""
     offset = 0
     for column in columns:
-        # 4 bytes each for the record number and the length of an array
         size = 8 * column.num_arrays + _size_on_disk(column)
         if min(column.num_arrays, column.num_values, column.width) < 0 or offset + size > len(data):
             raise CorruptBytes(f"array column {'.'.join(column.path)}: needs {size} bytes at {offset}, of {len(data)}")

@@ -202,7 +202,6 @@ class Table(RowAccess[Experience]):
             for frame_batch in frame.select(wanted).collect_batches(chunk_size=_NARROW_ROWS):
                 yield from frame_batch.to_arrow().cast(schema).to_batches()
             return
-        # Columns of the condition are read, too, and dropped below.
         needed = wanted if where is None else list(dict.fromkeys([*wanted, *where.meta.root_names()]))
         for batch in self._batches(needed) if self._score is None else self._scored_batches(needed):
             if where is not None:

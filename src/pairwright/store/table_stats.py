@@ -9,7 +9,6 @@ from pairwright.store.table import Table
 
 def table_statistics(table: Table, where: pl.Expr | None = None) -> dict[str, Any]:
     """Return counts of experiences, tasks, runs, rewards, lengths and sources; reads only narrow columns."""
-    # Only narrow columns are used below, so Polars does not read the content columns.
     frame = table.lazy() if where is None else table.lazy().filter(where)
     scored = pl.col("reward").is_not_null()
     numbers = frame.select(
@@ -33,7 +32,6 @@ def table_statistics(table: Table, where: pl.Expr | None = None) -> dict[str, An
     )
     statistics: dict[str, Any] = numbers.collect().row(0, named=True)
     statistics["comparable_groups"] = _num_comparable_groups(frame.filter(scored))
-    # The 20 most frequent values, in descending order of count; ties by name, so that the order is stable.
     for name in ("kind", "model_version", "source_format"):
         counts = frame.group_by(name).len().sort("len", name, descending=[True, False]).head(20).collect()
         statistics[name] = {str(key): count for key, count in counts.iter_rows()}

@@ -92,7 +92,7 @@ def export_table(
     if threshold is not None and not is_experience:
         raise ConfigError("--threshold: pairs have a better and a worse side; it is for experience tables")
     if is_experience and to in _BY_ENDING.values():
-        from pairwright.store.exporting import EXPORTERS
+        from pairwright.store.exporting import export_experiences
         from pairwright.store.table import Table
 
         with claim_file(file, overwrite=overwrite, work="export"):
@@ -101,7 +101,7 @@ def export_table(
             if not experiences.count(condition):
                 which = "" if where is None else f" for which {where!r} holds"
                 raise PairwrightError(f"{experiences.path}: no experience{which}; nothing was written")
-            num_rows = EXPORTERS[to](experiences, file, condition)
+            num_rows = export_experiences(experiences, to, file, condition)
         if as_json:
             print_json({"target": to, "rows": num_rows, "output": str(file)})
         say(f"{num_rows:,} experiences written to {file} ({to})")

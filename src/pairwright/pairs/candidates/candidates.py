@@ -36,8 +36,7 @@ from pairwright.store.table import Table
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.int64]
-# Rewards in units of 1e-9: nine decimals.
-_UNITS = 1e9
+_UNITS = 1e9  # units per reward: nine decimals
 TIE_TOLERANCE = 1e-9
 TIE_FLOOR = 1e-6
 _LIMIT = 2.0**52  # integers below it, and their differences, are exact
@@ -278,10 +277,8 @@ def assign_groups(
     keys = group_keys(options) if keys is None else keys
     free = pl.col("reason").is_null()
     order = list(dict.fromkeys([*keys, "reward", "completion_hash", "prompt_hash", "uid"]))
-    # Rewards in descending order, all other columns ascending.
     free_rows = rows.filter(free).sort(order, descending=[name == "reward" for name in order])
     starts = _starts(free_rows, keys)
-    # For each row the size of its group.
     sizes = np.repeat(np.diff(starts), np.diff(starts))
     # Equal candidates are neighbours after sorting; the first one is kept.
     repeated = ~_is_new(free_rows, [*keys, "reward", "completion_hash", "prompt_hash"]) & options.dedupe

@@ -29,7 +29,6 @@ _CONTENT = ("uid", "prompt", "tools", "completion", "prompt_text", "response_tex
 class Chain:
     """The messages of a run as hashes; `is_generated` marks those that the model generated in this run."""
 
-    # Each tuple has one entry per message.
     hashes: tuple[bytes, ...]
     is_generated: tuple[bool, ...]
     characters: tuple[int, ...]

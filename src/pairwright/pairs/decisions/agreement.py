@@ -74,7 +74,6 @@ def _describe(
     *,
     within: float,
 ) -> dict[str, Any]:
-    # Agreement needs items that at least two people judged.
     shared = [by_voter for by_voter in judgements.values() if len(by_voter) > 1]
     # (person, person) -> the judgements of both on each shared item.
     both: dict[tuple[str, str], list[tuple[T, T]]] = defaultdict(list)
@@ -131,7 +130,6 @@ def _kappa(pairs: list[tuple[str, str]]) -> float | None:
     """
     observed = sum(one == other for one, other in pairs) / len(pairs)
     first, second = Counter(one for one, _ in pairs), Counter(other for _, other in pairs)
-    # Agreement by chance: both draw independently from their own distribution of classes.
     chance = sum(first[value] * second[value] for value in first) / len(pairs) ** 2
     return None if chance == 1 else (observed - chance) / (1 - chance)
 

@@ -95,7 +95,6 @@ def _replay(path: Place, lines: Sequence[Line]) -> dict[str, Exclusion]:
         action, uid = cells.get("action", ""), cells.get("uid", "")
         if action not in (EXCLUDE, INCLUDE) or not uid:
             raise SourceError(f"{path}:{line.number}: got action {action!r} on {uid!r}, expected exclude or include")
-        # The last line on an experience decides, regardless of its author.
         exclusions.pop(uid, None)
         if action == EXCLUDE:
             time, reason = cells.get("time", ""), cells.get("reason", "")

@@ -120,7 +120,6 @@ def replay(path: Path, lines: Sequence[Line], parse: Callable[[Path, Line], D], 
         elif stack:
             stack.pop()
             num_undone += 1
-    # In file order, not in the order of keys.
     standing = [stack[-1] for stack in stacks.values() if stack]
     history = [decision for stack in stacks.values() for decision in stack]
     return Replay(sorted(standing, key=lambda one: one.line), sorted(history, key=lambda one: one.line), num_undone)
@@ -132,7 +131,8 @@ class _DecisionFile(Generic[D]):
     def __init__(self, path: Path, columns: tuple[str, ...], column: str, parse: Callable[[Path, Line], D]) -> None:
         self.path = path
         self._log = DecisionLog(path, columns)
-        self._columns, self._column, self._parse = columns, column, parse
+        self._columns, self._column = columns, column
+        self._parse: Callable[[Path, Line], D] = parse
 
     @property
     def unfinished(self) -> str:

@@ -6,6 +6,7 @@ contradictions.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -15,8 +16,9 @@ from pairwright.pairs.candidates.candidates import decimal_gap
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.partition_state import PartitionState
 from pairwright.pairs.strategies.pairing import add_keys, no_drafts
+from pairwright.records.json_text import from_json
 from pairwright.records.messages import Message, canonical_messages, completion_of_text, content_hash, count_ids
-from pairwright.store.block import SideMeta, side_of_meta
+from pairwright.store.block import SideMeta
 from pairwright.store.columns import num_characters
 
 _side = msgspec.json.Decoder(SideMeta).decode
@@ -31,10 +33,9 @@ def plan_imported(state: PartitionState) -> pl.DataFrame:
     for table in state.tables:
         columns = ["uid", "chosen", "rejected", "num_prompt_messages"]
         for batch in table.scan(where=pl.col("kind") == "preference", columns=columns):
-            for uid, chosen, rejected, num_messages in pl.DataFrame(batch).iter_rows():
-                is_text = num_messages == 0
+            for uid, *texts, num_messages in pl.DataFrame(batch).iter_rows():
                 # If an id is recorded more than once, the first record is used.
-                sides.setdefault(uid, _sides(uid, chosen, rejected, prompt_is_text=is_text, keep_empty=keep_empty))
+                sides.setdefault(uid, _sides(uid, texts, prompt_is_text=num_messages == 0, keep_empty=keep_empty))
     if not rows.height:
         return no_drafts()
     # One dict per draft: gap, and hash, uid, reward and characters of both sides.
@@ -47,7 +48,6 @@ def plan_imported(state: PartitionState) -> pl.DataFrame:
             "prompt_hash",
             group=pl.int_range(pl.len()),
             row_uid="uid",
-            # Both sides are in one row of the table.
             chosen_row="row",
             rejected_row="row",
         ).hstack(facts)
@@ -69,27 +69,19 @@ def side_messages(text: str, *, prompt_is_text: bool) -> tuple[Message, ...]:
     return meta.messages or completion_of_text(meta.text, prompt_is_text=prompt_is_text)
 
 
-def _sides(uid: str, chosen_text: str, rejected_text: str, *, prompt_is_text: bool, keep_empty: bool) -> dict[str, Any]:
+def _sides(uid: str, texts: Sequence[str], *, prompt_is_text: bool, keep_empty: bool) -> dict[str, Any]:
     """Return the draft columns of a preference: gap, and hash, uid, reward and characters of both sides."""
-    chosen, rejected = side_of_meta(_side(chosen_text), {}), side_of_meta(_side(rejected_text), {})
-    assert chosen is not None
-    assert rejected is not None
-    rewards = chosen.reward, rejected.reward
+    metas = [_side(text) for text in texts]
+    rewards = [from_json(meta.reward) for meta in metas]
     # Rewards are comparable only if both sides have a finite one.
-    if (
-        rewards[0] is None
-        or rewards[1] is None
-        or not all(math.isfinite(reward) for reward in rewards if reward is not None)
-    ):
-        rewards = 1.0, 0.0
-    facts: dict[str, Any] = {"gap": decimal_gap(rewards[0] or 0.0, rewards[1] or 0.0)}
-    for name, side, text, reward in zip(
-        ("chosen", "rejected"), (chosen, rejected), (chosen_text, rejected_text), rewards, strict=True
-    ):
+    if not all(reward is not None and math.isfinite(reward) for reward in rewards):
+        rewards = [1.0, 0.0]
+    facts: dict[str, Any] = {"gap": decimal_gap(*rewards)}
+    for name, text, meta, reward in zip(("chosen", "rejected"), texts, metas, rewards, strict=True):
         messages = side_messages(text, prompt_is_text=prompt_is_text)
         facts[f"{name}_hash"] = content_hash(canonical_messages(messages))
-        facts[f"{name}_uid"] = side.eid.uid if side.eid is not None else uid
-        facts[f"{name}_reward"] = float(reward or 0.0)
+        facts[f"{name}_uid"] = meta.eid.uid if meta.eid is not None else uid
+        facts[f"{name}_reward"] = float(reward)
         is_empty = not any(message.text.strip() or message.tool_calls or count_ids(message) for message in messages)
         # -1 marks an empty side, which `plan_imported` drops; with `verbatim` it stays.
         facts[f"num_{name}_characters"] = -1 if is_empty and not keep_empty else num_characters(messages)

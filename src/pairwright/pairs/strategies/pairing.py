@@ -78,7 +78,6 @@ def group_pairs(
             f"more than {MAX_PLANNED:,} pairs at prompts that must be planned together: bound them with "
             "--max-pairs-per-group"
         )
-    # The worst of these rows comes first.
     chosen = np.repeat(rows, counts)
     rejected = np.repeat(lasts + np.cumsum(counts) - counts, counts) - 1 - np.arange(total)
     gaps = reward_gaps(rewards[chosen], rewards[rejected], near=near)
@@ -138,7 +137,6 @@ def _first_where(firsts: Indices, ends: Indices, rewards: Floats, holds: Callabl
     >>> _first_where(np.array([1, 2, 3]), ends, rewards, lambda higher, lower: higher - lower > 0.5).tolist()
     [2, 2, 3]
     """
-    # Bisection for all rows at once; `open_` has the rows that are not done.
     low, high = firsts.copy(), ends.copy()
     open_ = np.flatnonzero(low < high)
     while len(open_):
@@ -190,7 +188,6 @@ def _largest(candidates: Candidates, pairs: RowPairs, most: Indices) -> RowPairs
     order = np.lexsort([i, i + j, -pairs.gaps, groups])
     pairs, groups = pairs.select(order), groups[order]
     firsts = np.flatnonzero(np.diff(groups, prepend=-1))
-    # The rank of each pair within its group.
     rank = np.arange(len(groups)) - np.repeat(firsts, np.diff(np.append(firsts, len(groups))))
     return pairs.select(rank < most[pairs.chosen])
 
@@ -204,7 +201,6 @@ def count_groups(candidates: Candidates, pairs: RowPairs, options: PairOptions, 
     best, worst = rewards[candidates.starts[:-1]], rewards[candidates.starts[1:] - 1]
     largest = reward_gaps(best, worst, near=[options.min_gap])
     hashes = candidates.completions
-    # The completion hash of the first row of each row's group.
     first = hashes[np.repeat(candidates.starts[:-1], sizes)]
     differs = np.bincount(candidates.groups, (hashes != first).any(axis=1), len(sizes))
     same = differs == 0

@@ -50,7 +50,6 @@ def across_groups_pairs(candidates: Candidates, options: PairOptions) -> RowPair
     order = seeded_draws(
         options.seed, *(words_of(candidates.frame[name]) for name in ("prompt_hash", "completion_hash"))
     )
-    # Row numbers in the order of their seeded draws.
     by_draw = np.argsort(order, kind="stable")
     highs, lows = by_draw[rewards[by_draw] >= high], by_draw[rewards[by_draw] <= low]
     num_each = min(options.max_per_chosen, len(lows))
@@ -162,7 +161,6 @@ def own_strategy(pick: Callable[[Group, PairOptions], Iterable[tuple[int, int]]]
                     )
                 places.add((start + chosen, start + rejected))
         rows = np.array(sorted(places), np.int64).reshape(-1, 2)
-        # Only the pairs that `group_pairs` allows, by gap and completions.
         allowed = group_pairs(candidates, options, largest=None)
         keep = np.isin(_codes(allowed.chosen, allowed.rejected), _codes(rows[:, 0], rows[:, 1]))
         return allowed.select(keep)

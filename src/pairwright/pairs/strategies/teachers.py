@@ -43,7 +43,6 @@ def plan_teachers(state: PartitionState) -> pl.DataFrame:
     unscored = pl.col("reason") == Reason.UNSCORED.value  # teachers decide, so unscored experiences are usable
     state.rows = state.rows.with_columns(reason=pl.when(unscored).then(None).otherwise("reason"))
     students = state.rows.filter(pl.col("reason").is_null())
-    # The tables of teachers are last.
     decisions = _split_decisions(students, state.tables[: len(state.tables) - len(options.teachers)])
     without = pl.col("reason").is_null() & pl.col("row").is_in(decisions["row"].unique().implode()).not_()
     state.rows = state.rows.with_columns(
@@ -53,7 +52,6 @@ def plan_teachers(state: PartitionState) -> pl.DataFrame:
     state.funnel.stage("decisions", decisions.height)
     asked = pl.col("prompt_hash").is_in(answers["prompt_hash"].unique().implode())
     for reason, bad in ((Reason.EMPTY, pl.col("is_empty")), (Reason.NO_TEACHER, asked.not_())):
-        # Decisions for which `bad` holds are counted under `reason`.
         gone = decisions.filter(bad)
         state.stage.drop(reason, gone.height, gone["uid"].unique().bottom_k(NUM_EXAMPLES).sort().to_list())
         if gone.height:
@@ -123,7 +121,6 @@ def _drafts(students: pl.DataFrame, answers: pl.DataFrame) -> pl.DataFrame:
             "task",
             "step",
             "prompt_hash",
-            # Rows are sorted by these columns, so each run of equal ones is a group.
             group=pl.struct("tid", "step", "prompt_hash").rle_id(),
             chosen_hash="teacher_hash",
             rejected_hash="completion_hash",
@@ -161,7 +158,6 @@ def _split_decisions(rows: pl.DataFrame, tables: Sequence[Table], *, first: int 
         return single
     wanted = np.sort(runs["row"].to_numpy())
     decisions = pl.concat([pl.DataFrame(schema=_SCHEMA), *_read_decisions(tables, wanted, first)])
-    # One row for each decision, in the order of runs and then of messages.
     split = runs.drop(*_PER_DECISION).join(decisions, on="row", how="inner", maintain_order="left_right")
     return pl.concat([single, split.select(single.columns)])
 

@@ -129,7 +129,6 @@ def plan_votes(state: PartitionState, votes: Votes) -> pl.DataFrame:
     """Return one draft for each two experiences with pairwise votes; the majority decides which is chosen."""
     matches = votes.matches
     voted = pl.Series(sorted({uid for sides in matches for uid in sides}), dtype=pl.String)
-    # Votes decide, so unscored experiences are usable.
     free = pl.col("reason").is_null() | (pl.col("reason") == Reason.UNSCORED.value)
     no_vote = pl.when(pl.col("uid").is_in(voted.implode()).not_()).then(pl.lit(Reason.NO_VOTE.value))
     state.rows = state.rows.with_columns(reason=pl.when(free).then(no_vote).otherwise("reason"))
@@ -154,7 +153,6 @@ def _drafts(matches: list[tuple[str, str]], votes: Votes, state: PartitionState)
         half = votes.ties[one, other] / 2
         own, theirs = votes.wins[one, other] + half, votes.wins[other, one] + half
         sides.append((one, other) if own >= theirs else (other, one))
-        # Shares of the votes for the chosen and the rejected side, and their difference, which is the gap.
         shares.append(
             (max(own, theirs) / (own + theirs), min(own, theirs) / (own + theirs), abs(own - theirs) / (own + theirs))
         )
