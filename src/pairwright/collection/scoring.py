@@ -25,8 +25,8 @@ from pairwright.config import ScorerConfig
 from pairwright.config.user_code import SCORERS, load_function
 from pairwright.records.experience import EID, Experience, Kind
 from pairwright.records.messages import Json
-from pairwright.scorers.references import find_criterion
 from pairwright.scorers.programs import ALL, Outcome, Program, find_program
+from pairwright.scorers.references import find_criterion
 from pairwright.store.score_log import OVERALL
 
 

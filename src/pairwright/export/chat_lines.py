@@ -9,6 +9,7 @@ Tool call arguments are JSON text, or objects with `arguments="object"`. Content
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 import msgspec
@@ -208,6 +209,7 @@ def any_message(content: Content, holds: Callable[[Message], object]) -> bool:
     return not content.is_plain and any(holds(message) for message in content.messages)
 
 
+write_chat: Callable[[Content], bytes] = attrgetter("json")
 check_has_prompt = refuse_if(lambda prompt: not prompt.roles, "no_prompt")
 # The target would apply a chat template to raw text.
 check_is_chat = refuse_if(lambda content: content.has_raw_text, TEXT_IS_NO_CHAT)
@@ -238,11 +240,6 @@ def check_side(side: Content) -> tuple[str, ...]:
     notes: tuple[str, ...] = ("several_messages_a_side",) if len(side.roles) > 1 else ()
     notes += ("a_side_begins_in_the_environment",) if side.roles[0] != "assistant" else ()
     return notes + note_extra(side)
-
-
-def write_chat(content: Content) -> bytes:
-    """Write messages as an array of chat messages."""
-    return content.json
 
 
 def write_history(prompt: Content) -> bytes:

@@ -44,6 +44,7 @@ Indices = npt.NDArray[np.int64]
 NARROW = ("id", "weight", "chosen_reward", "rejected_reward")
 _MESSAGES = ("prompt", "chosen", "rejected")
 CONTENT = (*_MESSAGES, "tools")
+_NUM_EXAMPLES = 5
 
 
 class Part:
@@ -73,12 +74,7 @@ class Cut:
 Layout = Sequence[bytes | Part | Check | Cut]
 Fields = dict[str, Part | Layout]  # fields of a JSON object by name
 # For targets that apply a chat template.
-CHAT_CHECKS: Layout = (
-    Check(check_has_prompt, "prompt"),
-    Check(check_is_chat, "prompt"),
-    Check(check_is_chat, "chosen"),
-    Check(check_is_chat, "rejected"),
-)
+CHAT_CHECKS: Layout = (Check(check_has_prompt, "prompt"), *(Check(check_is_chat, name) for name in _MESSAGES))
 # For targets with several messages per side, after these are written.
 SIDE_CHECKS: Layout = (Check(note_extra, "prompt"), Check(check_side, "chosen"), Check(check_side, "rejected"))
 # After the cut, a side must be an assistant message that the model generated.
@@ -188,7 +184,7 @@ class LineBatch:
     def _combine(self, columns: Sequence[str], *, by_kind: bool) -> tuple[list[Any], Indices]:
         """Return the distinct values of some columns together (tuples if several), and the code of each pair.
 
-        With `by_kind`, all plain contents with the same roles are represented by the first of them.
+        With `by_kind`, the first of the plain contents with the same roles represents them all.
         """
         own = [self._kinds[self.codes[name]] if by_kind and name in _MESSAGES else self.codes[name] for name in columns]
         if len(columns) == 1:
@@ -303,9 +299,6 @@ def _places(codes: Indices, some: dict[int, Any], num_codes: int) -> Indices:
     flags = np.zeros(num_codes, np.bool_)
     flags[list(some)] = True
     return np.flatnonzero(flags[codes])
-
-
-_NUM_EXAMPLES = 5
 
 
 class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -37,7 +37,6 @@ from pairwright.pairs.crossing import check_within, count_crossings
 from pairwright.pairs.decisions.exclusions import check_exclusions
 from pairwright.pairs.fetch_texts import PairTexts, num_slices
 from pairwright.pairs.funnel import FILE_NAME, Funnel, Reason, Stage
-from pairwright.pairs.length_balance import length_effect
 from pairwright.pairs.lineage import LINEAGE_FILE, table_references
 from pairwright.pairs.memory_pool import plain_memory
 from pairwright.pairs.options import PairOptions
@@ -47,7 +46,7 @@ from pairwright.pairs.pair_table import FILE_NAME as PAIRS_FILE
 from pairwright.pairs.pair_table import write_pair_file
 from pairwright.pairs.partition import candidate_rewards, plan_partition
 from pairwright.pairs.partition_state import Clues, grouping_hint, hint_for, pair_examples
-from pairwright.pairs.selection import REASONS, Selection, select_drafts
+from pairwright.pairs.selection import REASONS, Selection, length_effect, select_drafts
 from pairwright.pairs.shuffle_files import Stored, take_rows
 from pairwright.pairs.strategies.strategies import compares_groups, with_thresholds
 from pairwright.pairs.strategies.votes import Votes, read_votes, with_ratings
@@ -76,7 +75,7 @@ class _Planned:
     """Of each partition: number of drafts, drafts, experiences."""
     funnel: Funnel = field(default_factory=Funnel)
     scales: dict[str, Scale] = field(default_factory=dict)
-    clues: Clues = field(default_factory=Clues)
+    clues: list[Clues] = field(default_factory=list)
     narrow: list[pl.DataFrame] = field(default_factory=list)
     steps: list[pl.DataFrame] = field(default_factory=list)
     tasks: list[pl.DataFrame] = field(default_factory=list)
@@ -87,7 +86,7 @@ class _Planned:
         self.stored.append((bucket.num_drafts, bucket.drafts, bucket.experiences))
         self.funnel.add(plan.funnel)
         self.scales = add_scales(self.scales, plan.scales)
-        self.clues = self.clues.merged(plan.clues)
+        self.clues.append(plan.clues)
         self.narrow.append(bucket.narrow)
         self.steps.append(plan.steps)
         self.tasks.append(plan.tasks)
@@ -272,10 +271,7 @@ def _name_other_prompts(experiences: pl.DataFrame, crowded: pl.DataFrame) -> pl.
 def _add_decisions(
     drafts: pl.DataFrame, selection: Selection, places: npt.NDArray[np.int64], strategy: str, options: PairOptions
 ) -> pl.DataFrame:
-    """Add the results of selection to drafts: strategy, weight, split and label noise.
-
-    `places` are the indices of the drafts among all kept drafts, in the order of planning.
-    """
+    """Add strategy, weight, split and label noise to drafts; `places` are their indices among all kept drafts."""
     noise = None
     if selection.probabilities is not None and options.reliability == "noise":
         noise = np.minimum(1 - selection.probabilities[places], MAX_NOISE)

@@ -37,12 +37,8 @@ class PairOptions(CheckedSection, PairsConfig):
 
     def as_json(self) -> dict[str, Any]:
         """Return the options for funnel.json; paths are reduced to names, so that results do not depend on them."""
-        values = dict(self)
-        values = {
-            name: value
-            for name, value in values.items()
-            if name not in ("preset", "within", "score") or value is not None
-        }
+        optional = ("preset", "within", "score")
+        values = {name: value for name, value in dict(self).items() if name not in optional or value is not None}
         if self.score is None:
             del values["reliability"], values["min_probability"]
         values |= {name: str(values[name]) for name in ("high", "low")}

@@ -11,9 +11,9 @@ import pyarrow as pa
 from pairwright.pairs.candidates.candidates import TIE_TOLERANCE, is_tied
 from pairwright.pairs.funnel import FILE_NAME as FUNNEL_NAME
 from pairwright.pairs.funnel import read_funnel
-from pairwright.pairs.length_balance import length_effect, one_sided
 from pairwright.pairs.near_duplicates import Signature, near_duplicates, signature
 from pairwright.pairs.pair_table import NARROW_PAIR_TYPES, pair_batches
+from pairwright.pairs.selection import length_effect, one_sided
 from pairwright.paths import Place
 from pairwright.records.messages import Message, canonical_messages, content_hash, decode_messages
 

@@ -110,10 +110,7 @@ def _filter_drafts(drafts: pl.DataFrame, state: PartitionState) -> pl.DataFrame:
 
 
 def _has_contradiction(drafts: pl.DataFrame, state: PartitionState) -> Flags:
-    """Mask of drafts to drop as contradictions.
-
-    Policy `drop`: the opposite preference occurs at the same prompt. Policy `majority`: it occurs at least as often.
-    """
+    """Mask of drafts to drop as contradictions at their prompt."""
     policy = state.options.contradictions
     if policy == "keep" or state.options.verbatim or not drafts.height:
         return np.zeros(drafts.height, np.bool_)

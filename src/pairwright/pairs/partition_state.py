@@ -2,7 +2,8 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -92,28 +93,17 @@ _ADVICE = {
 }
 
 
-@dataclass(frozen=True)
-class Clues:
+class Clues(NamedTuple):
     """Extreme values of a partition, from which the hint derives option values; None if there are none."""
 
-    # Largest gap and reward; smallest gap between neighbours; smallest reward.
     largest_gap: float | None = None
     highest: float | None = None
     least_step: float | None = None
+    """The smallest gap between neighbours."""
     lowest: float | None = None
-
-    def merged(self, other: "Clues") -> "Clues":
-        """Merge with the clues of another partition: minimum of minima, maximum of maxima."""
-        values = {}
-        for item in fields(self):
-            both = [value for value in (getattr(self, item.name), getattr(other, item.name)) if value is not None]
-            pick = min if item.name in ("least_step", "lowest") else max
-            values[item.name] = pick(both) if both else None
-        return Clues(**values)
 
 
 def clues_of(candidates: Candidates | None, options: PairOptions) -> Clues:
-    """Return the clues of a partition."""
     if candidates is None or not candidates.frame.height:
         return Clues()
     rewards = candidates.rewards
@@ -129,7 +119,7 @@ def clues_of(candidates: Candidates | None, options: PairOptions) -> Clues:
     )
 
 
-def hint_for(funnel: Funnel, clues: Clues, options: PairOptions) -> str:
+def hint_for(funnel: Funnel, clues: Sequence[Clues], options: PairOptions) -> str:
     """Return a hint for a build without pairs: the reason of the last drops, and what to change."""
     # The last stage with drops removed the last items.
     last = next((stage for stage in reversed(funnel.stages) if stage.drops), None)
@@ -197,15 +187,16 @@ def _advice(reason: Reason, options: PairOptions) -> str | None:
     return _ADVICE.get(reason)
 
 
-def _value(reason: Reason, clues: Clues, options: PairOptions) -> str | None:
+def _value(reason: Reason, clues: Sequence[Clues], options: PairOptions) -> str | None:
     """Return the option that causes a reason, with a value that would let some through; None if no option does."""
-    bounds = {
-        Reason.BELOW_GAP: ("--min-gap", clues.largest_gap, options.min_gap),
-        Reason.ABOVE_GAP: ("--max-gap", clues.least_step, options.max_gap),
-        Reason.NOT_HIGH: ("--high", clues.highest, options.high),
-        Reason.NOT_LOW: ("--low", clues.lowest, options.low),
+    options_of = {
+        Reason.BELOW_GAP: ("--min-gap", [clue.largest_gap for clue in clues], max, options.min_gap),
+        Reason.ABOVE_GAP: ("--max-gap", [clue.least_step for clue in clues], min, options.max_gap),
+        Reason.NOT_HIGH: ("--high", [clue.highest for clue in clues], max, options.high),
+        Reason.NOT_LOW: ("--low", [clue.lowest for clue in clues], min, options.low),
     }
-    if reason not in bounds or bounds[reason][1] is None:
+    if reason not in options_of:
         return None
-    name, value, now = bounds[reason]
-    return f"{name} {value!r} would let some through, now {now}"
+    name, values, extreme, now = options_of[reason]
+    known = [value for value in values if value is not None]
+    return f"{name} {extreme(known)!r} would let some through, now {now}" if known else None

@@ -117,10 +117,7 @@ def _cut_at_message(row: dict[str, Any], opposite: dict[str, Any], cut: int | No
 def _cut_at_action(
     row: dict[str, Any], opposite: dict[str, Any], chosen_at: int | None, rejected_at: int | None
 ) -> tuple[str | None, ...]:
-    """Compare single messages of two runs; returns id, prompt hash, prompt, tools, chosen and rejected.
-
-    The prompt is everything before the rejected message, or before the chosen one if only that has a position.
-    """
+    """Compare single messages of two runs; the prompt is everything before the rejected one, if that has a position."""
     chosen, rejected = row["completion"] or "[]", opposite["completion"] or "[]"
     prompt, tools = row["prompt"] or "[]", row["tools"]
     if chosen_at is not None:

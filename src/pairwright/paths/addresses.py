@@ -219,10 +219,6 @@ class Remote:
             children.append((replace(child, known_size=info.size), info.type == FileType.Directory))
         return children
 
-    def names(self) -> list[str]:
-        """Return the sorted names in a folder."""
-        return [child.name for child, _ in self.entries()]
-
     def open(self) -> IO[bytes]:
         """Open for sequential reads, a few megabytes at a time."""
         return io.BufferedReader(_Raw(self), READ_BYTES)

@@ -73,7 +73,7 @@ def local_path(there: Place) -> Path | None:
 def list_names(folder: Place, *, missing_ok: bool = False) -> list[str]:
     """Return the sorted names in a folder. At an address, a missing folder is empty, a missing bucket is an error."""
     if isinstance(folder, Remote):
-        return folder.names()
+        return [child.name for child, _ in folder.entries()]
     return [] if missing_ok and not folder.exists() else sorted(os.listdir(folder))
 
 
@@ -98,7 +98,6 @@ def deliver(file: Place, folder: Place) -> Place:
 @contextmanager
 def arrow_input(there: Place) -> Iterator[Any]:
     """Open as an Arrow file for random access."""
-
     if isinstance(there, Path):
         with pa.OSFile(str(there)) as file:
             yield file

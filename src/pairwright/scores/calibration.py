@@ -195,10 +195,7 @@ def _against_votes(known: pl.DataFrame, labels: Labels) -> dict[str, Any]:
 
 
 def _curve(scores: Floats, good: Ints, all_scores: Floats) -> list[dict[str, Any]]:
-    """Return the reliability curve: share of good labels and number of runs by score bin.
-
-    A bin is a single value if there are few distinct ones, else a tenth of the runs.
-    """
+    """Return the reliability curve: labels and share of good ones for each score, or each tenth of the runs."""
     starts = np.unique(all_scores)
     if len(starts) > _MAX_BINS:
         starts = np.unique(np.quantile(all_scores, np.linspace(0, 1, _MAX_BINS + 1))[:-1])

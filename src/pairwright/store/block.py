@@ -186,4 +186,5 @@ def side_meta(side: Side) -> SideMeta:
 def side_of_meta(meta: SideMeta | None, arrays: dict[str, Array]) -> Side | None:
     if meta is None:
         return None
-    return Side(reward=from_json(meta.reward), **{name: getattr(meta, name) for name in _PLAIN_OF_SIDE}, **arrays)
+    fields: dict[str, Any] = {**arrays, **{name: getattr(meta, name) for name in _PLAIN_OF_SIDE}}
+    return Side(reward=from_json(meta.reward), **fields)

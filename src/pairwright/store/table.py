@@ -413,10 +413,9 @@ class Table(RowAccess[Experience]):
         return num_rows
 
     def _segments(self) -> list[Place]:
-        """Return a consistent snapshot of the parts and the journals that are not parts yet, in order.
+        """Return the parts and the journals that are not parts yet, in order.
 
-        If a journal is compacted while the folder is listed, a listing may miss both files, but a second one shows the
-        part: the folder is listed until two listings agree.
+        A listing during a compaction may miss both files: the folder is listed until two listings agree.
         """
         if is_address(self.path) and self._only is not None:
             part = self.path / f"{self._only}.parquet"

@@ -409,20 +409,14 @@ def key_column(key: str) -> pl.Expr:
 
 
 def _is_fine() -> pl.Expr:
-    """Polars expression: `info` shows, without decoding, a rollout that is neither masked nor failed.
-
-    The text has the mask key once, with the value false, and no failure key.
-    """
+    """Polars expression: `info` shows, without decoding, a rollout that is not masked and has not failed."""
     info = pl.col("info")
     once = info.str.count_matches(f'"{_MASKED}"', literal=True) == 1
     return once & info.str.contains(f'"{_MASKED}":false', literal=True) & ~info.str.contains(_FAILED, literal=True)
 
 
 def _fix_rare_rows(rows: pl.DataFrame) -> pl.DataFrame:
-    """Add the column `failed`, and include plain-text prompts in `prompt_hash`.
-
-    Rows with plain-text prompts and rows that may have failed are handled one by one; these are rare.
-    """
+    """Add `failed`, and include plain-text prompts in `prompt_hash`; the few rows that need either are decoded."""
     odd = rows["failure"].drop_nulls()
     failed = pl.Series([_is_failed(text) for text in odd], dtype=pl.Boolean)
     places = rows["failure"].is_not_null().arg_true()

@@ -164,10 +164,7 @@ def _num_identical(candidates: Candidates) -> Indices:
 
 
 def _num_noise_ties(candidates: Candidates, tolerance: float) -> Indices:
-    """For each group, count the pairs that tie although their rewards differ.
-
-    Unlike exact ties, these are not always the smallest gaps, since the tolerance is relative to the rewards.
-    """
+    """For each group, count the pairs that tie although their rewards differ: not always those of the smallest gaps."""
     rewards, groups = candidates.rewards, candidates.groups
     near = is_tied(rewards[:-1], rewards[1:], tolerance) & (rewards[:-1] != rewards[1:]) & (groups[:-1] == groups[1:])
     result = np.zeros(len(candidates.sizes), np.int64)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from pairwright.config.user_code import STRATEGIES as OWN_STRATEGIES
@@ -17,7 +16,6 @@ from pairwright.errors import ConfigError, PairwrightError
 from pairwright.pairs.candidates.candidates import (
     Candidates,
     Floats,
-    Indices,
     assign_groups,
     candidates_of,
     reward_gaps,
@@ -32,19 +30,18 @@ from pairwright.pairs.strategies.pairing import RowPairs, count_group_pairs, cou
 from pairwright.pairs.strategies.teachers import plan_teachers
 
 
-def stratified_pairs(candidates: Candidates, options: PairOptions) -> RowPairs:
+def _high_with_low(candidates: Candidates, options: PairOptions) -> RowPairs:
     """Pair high with low candidates of the same group."""
-    rewards, high, low = candidates.rewards, options.high.value, options.low.value
-    return group_pairs(
-        candidates,
-        options,
-        largest=options.max_pairs_per_group,
-        num_high=_count(candidates, rewards >= high),
-        num_low=_count(candidates, rewards <= low),
+    # totals[k] is the number of flagged rows before row k.
+    totals = (
+        np.append(0, np.cumsum(flags))
+        for flags in (candidates.rewards >= options.high.value, candidates.rewards <= options.low.value)
     )
+    num_high, num_low = (np.diff(total[candidates.starts]) for total in totals)
+    return group_pairs(candidates, options, largest=options.max_pairs_per_group, num_high=num_high, num_low=num_low)
 
 
-def across_groups_pairs(candidates: Candidates, options: PairOptions) -> RowPairs:
+def _deal_lows(candidates: Candidates, options: PairOptions) -> RowPairs:
     """Pair each high candidate with a few low ones of any prompt; bounds of the gap are not applied."""
     rewards, high, low = candidates.rewards, options.high.value, options.low.value
     order = seeded_draws(
@@ -76,12 +73,6 @@ def _value(rewards: Floats, threshold: Threshold) -> float:
     return float(np.quantile(rewards, threshold.value, method="inverted_cdf"))
 
 
-def _count(candidates: Candidates, rows: npt.NDArray[np.bool_]) -> Indices:
-    # totals[k] is the number of flagged rows before row k.
-    totals = np.concatenate([[0], np.cumsum(rows)])
-    return np.asarray(totals[candidates.starts[1:]] - totals[candidates.starts[:-1]], np.int64)
-
-
 Planner = Callable[[PartitionState], pl.DataFrame]
 
 
@@ -99,25 +90,12 @@ def in_groups(pick: Callable[[Candidates, PairOptions], RowPairs]) -> Planner:
     return plan
 
 
-def all_pairs(candidates: Candidates, options: PairOptions) -> RowPairs:
-    """Pair all candidates of a group with different rewards, or only the `max_pairs_per_group` largest gaps."""
-    return group_pairs(candidates, options, largest=options.max_pairs_per_group)
-
-
-def best_worst_pairs(candidates: Candidates, options: PairOptions) -> RowPairs:
-    """Pair the best with the worst candidate of each group, one pair per group.
-
-    If their completions are identical, the pair with the next largest gap is used.
-    """
-    return group_pairs(candidates, options, largest=1)
-
-
 def plan_stratified(state: PartitionState) -> pl.DataFrame:
     """Return drafts of high against low candidates, within groups, or at any prompts if `across_groups` is set."""
     if not state.options.across_groups:
-        return in_groups(stratified_pairs)(state)
+        return in_groups(_high_with_low)(state)
     candidates = state.candidates = candidates_of(state.rows)
-    dealt = across_groups_pairs(candidates, state.options)
+    dealt = _deal_lows(candidates, state.options)
     state.funnel.stage("pairs", len(dealt.chosen))
     drafts = drafts_of(candidates, dealt)
     # Pairs across groups were not checked before, so all reasons are counted on drafts.
@@ -162,19 +140,16 @@ def own_strategy(pick: Callable[[Group, PairOptions], Iterable[tuple[int, int]]]
                 places.add((start + chosen, start + rejected))
         rows = np.array(sorted(places), np.int64).reshape(-1, 2)
         allowed = group_pairs(candidates, options, largest=None)
-        keep = np.isin(_codes(allowed.chosen, allowed.rejected), _codes(rows[:, 0], rows[:, 1]))
-        return allowed.select(keep)
+        codes = (allowed.chosen << 32) | allowed.rejected
+        return allowed.select(np.isin(codes, (rows[:, 0] << 32) | rows[:, 1]))
 
     return in_groups(pairs_of)
 
 
-def _codes(chosen: Indices, rejected: Indices) -> Indices:
-    return np.asarray((chosen << 32) | rejected, np.int64)
-
-
 STRATEGIES: dict[str, Planner] = {
-    "all": in_groups(all_pairs),
-    "best-worst": in_groups(best_worst_pairs),
+    "all": in_groups(lambda rows, options: group_pairs(rows, options, largest=options.max_pairs_per_group)),
+    # If the best and the worst completion are identical, the pair with the next largest gap is used.
+    "best-worst": in_groups(lambda rows, options: group_pairs(rows, options, largest=1)),
     "stratified": plan_stratified,
     "divergence": plan_divergence,
     "teachers": plan_teachers,
