@@ -16,14 +16,11 @@ import msgspec
 from msgspec import Raw
 
 from pairwright.records.json_text import decode, encode
-from pairwright.records.messages import TEXT, Json, Message, ToolCall, decode_messages, to_chat_message
+from pairwright.records.messages import TEXT, TEXT_PARTS, Json, Message, ToolCall, decode_messages, to_chat_message
 
 
 def system_and_prompt_text(prompt: Sequence[Message], tools: str | None) -> tuple[str | None, str]:
-    """Return the texts of the system message (or None) and the user message of a prompt.
-
-    Raises Unfit if the prompt has other messages or tools.
-    """
+    """Return the texts of the system message (or None) and the user message of a prompt that has nothing else."""
     if tools:
         raise Unfit("tools")
     roles = [message.role for message in prompt]
@@ -43,7 +40,6 @@ def side_text(message: Message) -> str:
 
 
 TEXT_IS_NO_CHAT = "text_is_no_chat"
-_TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 class Unfit(Exception):
@@ -167,7 +163,7 @@ def chat_message(message: Message, *, arguments: str = "text", reasoning_key: st
 def text_of(message: Message) -> str:
     """Return the text of a message; raises Unfit if it has more than text, such as images."""
     if isinstance(message.content, list) and not all(
-        part.get("type") in _TEXT_PARTS and isinstance(part.get("text"), str) for part in message.content
+        part.get("type") in TEXT_PARTS and isinstance(part.get("text"), str) for part in message.content
     ):
         raise Unfit("content_is_not_text")
     return message.text

@@ -118,15 +118,9 @@ _CUT: Layout = (
     Check(note_extra_and_reasoning, "rejected"),
 )
 _SIDES: Fields = {side: Part(write_side_text, side) for side in ("chosen", "rejected")}
-
-
-def _write_gap(chosen_reward: float, rejected_reward: float) -> bytes:
-    return encode(decimal_gap(chosen_reward, rejected_reward))
-
-
 # The end of a line: the rewards, under the names of NeMo Gym's guide.
 _REWARDS: Fields = {
-    "reward_gap": Part(_write_gap, "chosen_reward", "rejected_reward"),
+    "reward_gap": Part(lambda *rewards: encode(decimal_gap(*rewards)), "chosen_reward", "rejected_reward"),
     "chosen_reward": Part(encode, "chosen_reward"),
     "rejected_reward": Part(encode, "rejected_reward"),
 }

@@ -86,10 +86,7 @@ _SCORES: Fields = {
 
 
 def _checks(context: Context) -> tuple[Layout, Callable[[Content], bytes]]:
-    """Return the checks before a line, and the function that writes a prompt or a side: as raw text or chat messages.
-
-    The first pair decides the format of the whole file.
-    """
+    """Return the checks before a line, and the function that writes a prompt or a side: as text or as messages."""
     if context.is_text:
         checks = [Check(_check_has_text, *_COLUMNS), Check(check_has_prompt, "prompt")]
         checks += [Check(_check_is_text, name) for name in _COLUMNS]

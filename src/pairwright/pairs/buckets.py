@@ -18,10 +18,7 @@ _PREFIX_DIGITS = 4
 
 
 def num_buckets(tables: Sequence[Table], options: PairOptions) -> int:
-    """Return the number of buckets that keeps planning within `memory_megabytes`.
-
-    It is 1 for strategies that compare rows across prompts.
-    """
+    """Return how many buckets keep planning within `memory_megabytes`; one for strategies that compare prompts."""
     if not is_parted(options):
         return 1
     num_rows = sum(table.count() for table in tables)

@@ -32,10 +32,7 @@ def check_within(tables: Sequence[Table], name: str) -> None:
 
 
 def count_crossings(folder: Place, tables: Sequence[Table], *, compares_prompts: bool) -> dict[str, int]:
-    """Count pairs whose sides come from files with disjoint rewards, different models or different system prompts.
-
-    System prompts are read only if the strategy `compares_prompts`: only then can they differ.
-    """
+    """Count pairs across files with disjoint rewards, models, or (if it `compares_prompts`) system prompts."""
     frames = [pl.DataFrame(batch) for batch in pair_batches(folder, ["chosen_uid", "rejected_uid"])]
     if not frames:
         return {}

@@ -70,10 +70,7 @@ class PairTexts:
         self.files += [] if file is None else [file]
 
     def take_wanted(self) -> Indices:
-        """Return the rows whose texts are needed, sorted, and clear the list; the low `WANTED_BITS` are flags.
-
-        The flags are the slice that needs the row and, in the last bit, whether the prompt is needed as well.
-        """
+        """Return the rows whose texts are needed, sorted, with flags in the low `WANTED_BITS`; clears the list."""
         wanted = distinct(np.concatenate([np.zeros(0, np.int64), *self._wanted]))
         self._wanted = []
         twice = (wanted & 1 == 0) & (np.append(wanted[1:], -1) == wanted + 1)  # wanted both without and with its prompt

@@ -22,10 +22,7 @@ _SHIFTS = _RANDOM.integers(0, 2**63, NUM_HASHES, dtype=np.uint64)
 
 
 def near_drafts(narrow: pl.DataFrame, tables: Sequence[Table], least: float) -> npt.NDArray[np.bool_]:
-    """Mask of drafts that are near-duplicates of an earlier one; reads the conversations of both sides.
-
-    A side is the whole conversation, or if it has a position `at`, the conversation up to and including that message.
-    """
+    """Mask of drafts that are near-duplicates of an earlier one; a side with a position `at` ends there."""
     wanted = [list(narrow.select(f"near_{side}", f"near_{side}_at").iter_rows()) for side in ("chosen", "rejected")]
     ends: dict[str, set[int | None]] = defaultdict(set)
     for uid, at in (*wanted[0], *wanted[1]):

@@ -67,10 +67,7 @@ class OutcomesWriter:
 
 
 def explain(folder: Place, identity: str) -> dict[str, Any]:
-    """Return the outcome and pairs of an experience, or the sources of a pair.
-
-    `identity` is a unique part of an experience id, or a unique prefix of a pair id.
-    """
+    """Return what became of an experience (a part of its id) or the sources of a pair (a prefix of its id)."""
     if not (folder / FILE_NAME).exists():
         raise TableError(
             f"{folder / FILE_NAME}: no such file; make one with: pairwright pairs build EXPERIENCE -o {folder}"

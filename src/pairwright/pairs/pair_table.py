@@ -77,10 +77,7 @@ def pair_id(
 
 
 def write_pairs(folder: Place, batches: Iterable[pa.RecordBatch]) -> int:
-    """Write or replace `folder/pairs.parquet` atomically; returns the number of pairs.
-
-    On failure an existing file is unchanged.
-    """
+    """Write or replace `folder/pairs.parquet` atomically; returns the number of pairs."""
     with write_atomic(folder / FILE_NAME, error=TableError) as temporary:
         return write_pair_file(temporary, batches)
 

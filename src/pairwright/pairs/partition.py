@@ -142,10 +142,7 @@ def _count_in_drafts(drafts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _count_in_groups(drafts: pl.DataFrame, state: PartitionState) -> pl.DataFrame:
-    """Count preferences and opposites among all possible comparisons within groups, drafted or not.
-
-    Only prompts at which one completion has several rewards can have contradictions; others are not in the result.
-    """
+    """Count preferences and opposites among all comparisons of groups in which a completion has several rewards."""
     assert state.candidates is not None
     rows = state.candidates.frame.select("prompt_hash", "completion_hash", "reward")[state.candidates.recurring]
     rewards = rows.group_by("prompt_hash", "completion_hash").agg(pl.col("reward").n_unique())

@@ -67,10 +67,7 @@ def with_messages(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def rewrite_texts(drafts: pl.DataFrame, texts: pa.Table, chosen: Indices, rejected: Indices) -> dict[str, pa.Array]:
-    """Build ids, prompts and sides of drafts that need decoding: cut trajectories and imported preferences.
-
-    `chosen` and `rejected` are the positions of the sides' rows in `texts`. Returns arrays by column name.
-    """
+    """Build the columns of drafts that need decoding; `chosen` and `rejected` are row positions in `texts`."""
     names = [name for name in ("prompt", "tools", "completion", "chosen", "rejected") if name in texts.schema.names]
     # Each row is decoded once, even if it is in many pairs; `which` maps sides to rows.
     places, which = np.unique(np.concatenate([chosen, rejected]), return_inverse=True)

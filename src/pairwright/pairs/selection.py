@@ -158,10 +158,7 @@ def _weights(drafts: pl.DataFrame, options: PairOptions, likely: Floats | None) 
 
 
 def length_effect(differences: Floats, weights: Floats | None = None) -> float:
-    """Mean divided by standard deviation of (chosen - rejected) characters.
-
-    It is 0 for no pairs, and infinite if all differences are equal and not 0.
-    """
+    """Mean divided by standard deviation of (chosen - rejected) characters; infinite if all are equal and not 0."""
     weights = np.ones(len(differences)) if weights is None else weights
     total = weights.sum()
     if not total:

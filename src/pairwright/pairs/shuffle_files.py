@@ -49,10 +49,7 @@ class Aside:
 
 
 def write_aside(folder: Place, name: str, rows: Iterable[tuple[int, pa.Table]]) -> Aside | None:
-    """Write (partition number, rows) to a shuffle file; returns None if there are no rows.
-
-    The file name has a random suffix, so that a retried task does not overwrite the file of its first attempt.
-    """
+    """Write (partition number, rows) to a shuffle file with a random name; returns None if there are no rows."""
     path = folder / f"{name}.{os.urandom(6).hex()}.arrow"
     numbers: list[int] = []
     writer = None

@@ -159,15 +159,11 @@ def _of_value(turn: int, value: float, threshold: float, source: str) -> TurnCre
     return TurnCredit(turn, verdict, value, source)
 
 
-def load_credit(name: str) -> Function:
-    function: Function = load_function(name, group="pairwright.credit")
-    return function
-
-
 def _ask_function(run: Experience, turns: Sequence[int], options: CreditConfig) -> Credits:
     if options.function is None:
         return {}
-    function, credits = load_credit(options.function), {}
+    function: Function = load_function(options.function, group="pairwright.credit")
+    credits = {}
     for turn in turns:
         try:
             answer = function(run, turn)

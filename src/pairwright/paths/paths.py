@@ -42,8 +42,10 @@ def place(text: str | os.PathLike[str] | Remote) -> Place:
     scheme, rest = match[1].lower(), match[2]
     if scheme == "file":
         return Path(unquote(urlsplit(text).path))
-    rest, query = _split_query(rest)
-    authority, _, key = rest.partition("/")
+    path, mark, query = rest.rpartition("?")
+    if not mark or "=" not in query:  # a query has the form key=value; any other ? is a wildcard
+        path, query = rest, ""
+    authority, _, key = path.partition("/")
     login, at, host = authority.rpartition("@")
     if at and scheme.startswith("abfs") and ":" not in login:  # Azure: container@account, no credentials
         login, host = "", authority
@@ -140,9 +142,3 @@ def local_folder(there: Place, within: Path | None = None) -> Iterator[Path]:
         for file in files:
             file.fetch(folder / file.name)
         yield folder
-
-
-def _split_query(rest: str) -> tuple[str, str]:
-    """Split off the query, which has the form key=value; any other ? is a wildcard."""
-    path, mark, query = rest.rpartition("?")
-    return (path, query) if mark and "=" in query else (rest, "")

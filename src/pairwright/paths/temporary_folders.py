@@ -60,10 +60,7 @@ def workspace_of(folder: Place, *, owner: object) -> Path:
 
 @contextmanager
 def build_folder(output: Place, *, shared: bool = False) -> Iterator[Place]:
-    """Yield a temporary hidden folder in `output`; also removes folders left by killed builds.
-
-    For an address it is a local folder, unless it is `shared` with workers on other machines.
-    """
+    """Yield a temporary hidden folder in `output`, or a local one for an address unless it is `shared`."""
     folder = output / f"{_PREFIX}{os.getpid()}.{os.urandom(4).hex()}"
     if isinstance(folder, Remote):
         with _remote_folder(folder) if shared else scratch() as path:
@@ -72,7 +69,7 @@ def build_folder(output: Place, *, shared: bool = False) -> Iterator[Place]:
     try:
         folder.mkdir(parents=True)
         for other in folder.parent.glob(f"{_PREFIX}*"):
-            if not _is_alive(int(other.name.split(".")[2])):  # .build.<pid>.<random>
+            if not _is_alive(int(other.name.split(".")[2])):  # .build.<pid>.<random>, left by a killed build
                 shutil.rmtree(other, ignore_errors=True)
         yield folder
     except OSError as error:

@@ -199,10 +199,7 @@ def lock_folder(folder: Path, *, work: str) -> Iterator[None]:
 
 @contextmanager
 def lock_file(file: Path, *, work: str) -> Iterator[None]:
-    """Lock the name of a file to be written; raise immediately if another process holds the lock.
-
-    The lock is a hidden file next to it, which is removed at the end.
-    """
+    """Lock the name of a file to be written, by a hidden file next to it; raise if another process holds the lock."""
     lock = file.with_name(f".{file.name}{LOCK_NAME}")
     with _locked(lock, file, work):
         try:

@@ -17,6 +17,7 @@ from pairwright.records.json_text import check_json, check_text
 
 Json = dict[str, Any]
 TEXT = "text"  # the role of raw text outside any chat template
+TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 class ToolCall(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
@@ -235,16 +236,10 @@ def text_prompt(text: str | None) -> tuple[Message, ...]:
     return (Message(TEXT, text),) if text else ()
 
 
-def text_completion(text: str | None) -> tuple[Message, ...]:
-    """Return raw text as a generated completion; no message for None."""
-    return (Message(TEXT, text, generated=True),) if text else ()
-
-
 def completion_of_text(text: str | None, *, prompt_is_text: bool) -> tuple[Message, ...]:
     """Return a completion recorded only as text: raw text after a text prompt, else an assistant turn."""
-    if prompt_is_text:
-        return text_completion(text)
-    return (Message("assistant", text),) if text else ()
+    role, generated = (TEXT, True) if prompt_is_text else ("assistant", None)
+    return (Message(role, text, generated=generated),) if text else ()
 
 
 _TOKEN_IDS = "token_ids"
@@ -373,10 +368,6 @@ def canonical_arguments(arguments: str) -> Any:
 
 def canonical_content(content: str | list[Json] | None) -> str | list[Json]:
     """Return the content as joined text, or the list of parts if some are not text."""
-    return (_text_or_parts(content) if isinstance(content, list) else content) or ""
-
-
-def _text_or_parts(parts: list[Json]) -> str | list[Json]:
-    if all(part.get("type") in ("text", "input_text", "output_text") and "text" in part for part in parts):
-        return "".join(str(part["text"]) for part in parts)
-    return parts
+    if isinstance(content, list) and all(part.get("type") in TEXT_PARTS and "text" in part for part in content):
+        content = "".join(str(part["text"]) for part in content)
+    return content or ""

@@ -17,10 +17,7 @@ from pairwright.store.table import Table
 
 
 def add_corrections(table: Table, name: str, output: Table) -> Counter[str]:
-    """Append a preference to `output` for each run that has a correction; returns the number of runs by outcome.
-
-    `name` is the text score, or the path of the field of `info`, that has the correction.
-    """
+    """Append a preference for each run with a correction, a text score or a field of `info`; counts runs by outcome."""
     counts: Counter[str] = Counter()
     rows = []
     known = set(output.lazy().select("uid").collect()["uid"])

@@ -118,7 +118,10 @@ def from_arrow(table: pa.Table) -> list[Experience]:
     >>> pw.from_arrow(pw.to_arrow(runs)) == runs
     True
     """
-    return [exp for batch in table.to_batches() for exp in from_batch(_cast(batch))]
+    # Cast to the table's column types: other tools may have changed string to large_string, for example.
+    names = [name for name in SCHEMA.names if name in table.schema.names]
+    table = table.select(names).cast(pa.schema([SCHEMA.field(name) for name in names]))
+    return [exp for batch in table.to_batches() for exp in from_batch(batch)]
 
 
 def to_dataset(experiences: Sequence[Experience]) -> "datasets.Dataset":
@@ -155,12 +158,6 @@ def import_datasets() -> Any:
     except ImportError:
         raise PairwrightError("HF datasets are not installed: pip install 'pairwright[hf]'") from None
     return datasets
-
-
-def _cast(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Cast a batch to the table's column types; other tools may have changed string to large_string, for example."""
-    names = [name for name in SCHEMA.names if name in batch.schema.names]
-    return batch.select(names).cast(pa.schema([SCHEMA.field(name) for name in names]))
 
 
 def _is_native(name: str, array: Array) -> bool:

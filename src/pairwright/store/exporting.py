@@ -57,10 +57,7 @@ def check_is_local(output: Place) -> None:
 
 
 def write_hf(folder: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> int:
-    """Write batches to a folder for `datasets.load_from_disk`; returns the number of rows.
-
-    The batches go through an Arrow file next to it, which `datasets` maps into memory.
-    """
+    """Write batches to a folder for `datasets.load_from_disk`, through an Arrow file; returns the number of rows."""
     datasets, num_rows = import_datasets(), 0
     stream = folder.with_suffix(".arrow")
     try:

@@ -35,10 +35,7 @@ class Labels(NamedTuple):
 
 
 def label_files(names: Mapping[Place, str], table: "Table") -> Labels:
-    """Return the labels of files, given their relative paths; new labels are stored before any file is read.
-
-    Files of a table from a release without labels keep their file names as labels.
-    """
+    """Return the labels of files, given their relative paths; new labels are stored before any file is read."""
     known = read_labels(table.path)
     is_unlabelled = known is None
     if known is None:

@@ -60,7 +60,8 @@ def unpack(columns: list[Packed], data: memoryview) -> Iterator[Entry]:
     """Yield the arrays of packed columns; raises CorruptBytes unless the headers describe exactly these bytes."""
     offset = 0
     for column in columns:
-        size = 8 * column.num_arrays + _size_on_disk(column)
+        num_bytes = column.num_values * column.width if column.width else (column.num_values + 7) // 8
+        size = 8 * column.num_arrays + num_bytes
         if min(column.num_arrays, column.num_values, column.width) < 0 or offset + size > len(data):
             raise CorruptBytes(f"array column {'.'.join(column.path)}: needs {size} bytes at {offset}, of {len(data)}")
         yield from _unpack_column(column, data[offset : offset + size])
@@ -146,7 +147,3 @@ def _parts(width: int) -> Iterator[tuple[str, int]]:
         if width & size:
             yield f"<u{size}", shift
             shift += 8 * size
-
-
-def _size_on_disk(column: Packed) -> int:
-    return (column.num_values + 7) // 8 if column.width == 0 else column.num_values * column.width

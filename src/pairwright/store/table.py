@@ -413,14 +413,12 @@ class Table(RowAccess[Experience]):
         return num_rows
 
     def _segments(self) -> list[Place]:
-        """Return the parts and the journals that are not parts yet, in order.
-
-        A listing during a compaction may miss both files: the folder is listed until two listings agree.
-        """
+        """Return the parts and the journals that are not parts yet, in order."""
         if is_address(self.path) and self._only is not None:
             part = self.path / f"{self._only}.parquet"
             return [part if part.exists() else part.with_suffix(SUFFIX)]
         names = list_names(self.path)
+        # A listing during a compaction may miss both files: the folder is listed until two listings agree.
         while not is_address(self.path) and names != (again := list_names(self.path)):
             names = again
         # Between rename and unlink both files exist: the part is used.

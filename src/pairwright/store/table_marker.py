@@ -13,10 +13,7 @@ _VERSION = 1
 
 
 def check_table(folder: Place, *, create: bool) -> None:
-    """Raise TableError unless a folder is a table of this version.
-
-    With `create`, an empty or missing folder becomes a new table.
-    """
+    """Raise TableError unless a folder is a table of this version; `create` makes one in an empty or missing folder."""
     marker = folder / MARKER
     if not marker.exists():
         if folder.is_file():

@@ -31,14 +31,10 @@ def table_statistics(table: Table, where: pl.Expr | None = None) -> dict[str, An
         truncated=pl.col("truncate_status").is_not_null().sum(),
     )
     statistics: dict[str, Any] = numbers.collect().row(0, named=True)
-    statistics["comparable_groups"] = _num_comparable_groups(frame.filter(scored))
+    # Groups of one task, step and prompt with at least two different rewards.
+    groups = frame.filter(scored).group_by("tid", "step", "prompt_hash").agg(rewards=pl.col("reward").n_unique())
+    statistics["comparable_groups"] = int(groups.filter(pl.col("rewards") > 1).select(pl.len()).collect().item())
     for name in ("kind", "model_version", "source_format"):
         counts = frame.group_by(name).len().sort("len", name, descending=[True, False]).head(20).collect()
         statistics[name] = {str(key): count for key, count in counts.iter_rows()}
     return statistics
-
-
-def _num_comparable_groups(scored: pl.LazyFrame) -> int:
-    """Count comparable groups: same task, step and prompt, with at least two different rewards."""
-    groups = scored.group_by("tid", "step", "prompt_hash").agg(pl.col("reward").n_unique().alias("rewards"))
-    return int(groups.filter(pl.col("rewards") > 1).select(pl.len()).collect().item())

@@ -172,10 +172,7 @@ def group_keys(options: PairOptions) -> tuple[str, ...]:
 
 
 def narrower_keys(options: PairOptions) -> tuple[str, ...]:
-    """Return the columns that split groups further: the run, or the field that `within` names.
-
-    Runs of different files are different even if their numbers are equal. `_select_narrow` reads `within:NAME`.
-    """
+    """Return the columns that split groups further: the run (of one file), or the field that `within` names."""
     runs = ("run", "source") if options.within_run else ()
     return (*runs, f"{_WITHIN}{options.within}") if options.within is not None else runs
 

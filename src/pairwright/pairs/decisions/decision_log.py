@@ -63,10 +63,7 @@ def has_time(line: bytes) -> bool:
 
 
 def read_lines(path: Place, columns: Sequence[str]) -> list[Line]:
-    """Read the complete lines of a local or remote file without repairing it; empty if there is no file.
-
-    Raises SourceError if the file cannot be read, or a column is missing.
-    """
+    """Read the complete lines of a file without repairing it; empty if there is none."""
     if not path.exists():
         return []
     try:
