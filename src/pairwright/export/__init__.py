@@ -40,9 +40,6 @@ def find_target(name: str) -> Exporter:
 
     The user's function takes a pair as a chat row, {prompt, chosen, rejected, tools, chosen_reward, rejected_reward},
     and returns the row to write as a line of JSON, or None for a pair that the target cannot hold.
-
-    Raises:
-        ConfigError: There is no such target.
     """
     if name in EXPORTERS:
         return EXPORTERS[name]

@@ -100,12 +100,8 @@ def json_line(fields: Fields) -> Layout:
     return [*json_object(fields), b"\n"]
 
 
-class _Results:
-    """Results of a function for the distinct values of a column, by code; None if unfit, or if no pair needs it."""
-
-    def __init__(self) -> None:
-        self.values: list[Any] = []
-        self.unfit: dict[int, str] = {}
+# Results of a function for the distinct values of a column, by code (None if unfit or not needed); reasons of the unfit.
+_Results = tuple[list[Any], dict[int, str]]
 
 
 class LineBatch:
@@ -161,23 +157,23 @@ class LineBatch:
         # Prompts and sides share their values, hence also the results of single-column functions.
         is_single = len(part.columns) == 1
         is_shared = is_single and part.columns[0] in _MESSAGES
-        results = self._results.setdefault(part.function, _Results()) if is_shared else _Results()
-        results.values += [None] * (len(values) - len(results.values))
+        found, unfit = self._results.setdefault(part.function, ([], {})) if is_shared else ([], {})
+        found += [None] * (len(values) - len(found))
         run: Callable[..., Any] = part.function
         used = np.flatnonzero(np.bincount(codes)).tolist()
         for code in used:
-            if results.values[code] is None:
+            if found[code] is None:
                 try:
-                    results.values[code] = run(values[code]) if is_single else run(*values[code])
-                except Unfit as unfit:
-                    results.unfit[code] = unfit.reason
-        if results.unfit:
-            codes = codes[self._refuse(_places(codes, results.unfit, len(values)), codes, results.unfit)]
+                    found[code] = run(values[code]) if is_single else run(*values[code])
+                except Unfit as error:
+                    unfit[code] = error.reason
+        if unfit:
+            codes = codes[self._refuse(_places(codes, unfit, len(values)), codes, unfit)]
         if isinstance(part, Part):
             column = np.empty(len(values), object)
-            column[:] = results.values
+            column[:] = found
             self._written.append(column[codes])
-        elif notes := {code: results.values[code] for code in used if results.values[code]}:
+        elif notes := {code: found[code] for code in used if found[code]}:
             for place in _places(codes, notes, len(values)).tolist():
                 self.noted.setdefault(int(self.rows[place]), set()).update(notes[int(codes[place])])
 

@@ -28,14 +28,7 @@ from pairwright.export.chat_lines import (
     write_chat,
     write_tools,
 )
-from pairwright.export.exporter import (
-    SIDE_CHECKS,
-    Check,
-    Fields,
-    Layout,
-    Part,
-    json_line,
-)
+from pairwright.export.exporter import SIDE_CHECKS, Check, Fields, Layout, Part, json_line
 from pairwright.records.json_text import encode
 from pairwright.records.messages import TEXT
 

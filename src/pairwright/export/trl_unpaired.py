@@ -5,16 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from pairwright.errors import PairwrightError
-from pairwright.export.chat_lines import (
-    TEXT_IS_NO_CHAT,
-    Unfit,
-    chat_message,
-)
-from pairwright.export.exporter import (
-    ExportOptions,
-    ExportSummary,
-    refuse_empty,
-)
+from pairwright.export.chat_lines import TEXT_IS_NO_CHAT, Unfit, chat_message
+from pairwright.export.exporter import ExportOptions, ExportSummary, refuse_empty
 from pairwright.pairs.desirability import choose_threshold
 from pairwright.paths import Place, write_atomic
 from pairwright.records.experience import Experience

@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 
 from pairwright.export import EXPORTERS, ExportOptions
 from pairwright.jobs.job import BackendError
-from pairwright.pairs.candidates.validation_split import splits
 from pairwright.pairs.lineage import LINEAGE_FILE, source_tables, table_references
 from pairwright.pairs.pair_table import pair_batches, write_pairs
+from pairwright.pairs.selection import splits
 from pairwright.paths import write_json
 from pairwright.records.messages import Json
 

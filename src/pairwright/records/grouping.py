@@ -4,9 +4,10 @@ from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from pairwright.errors import RecordError
-from pairwright.records.experience import EID, Experience, Kind, Side, SideOf
+from pairwright.records.experience import ARRAYS, EID, Experience, Kind, Side, SideOf
 from pairwright.records.messages import Message, completion_of_text, text_prompt
 
 # Grouping -> property of EID used as key
@@ -70,9 +71,9 @@ def conversation_of(experience: Experience, side: Side | None = None) -> Convers
 
 
 def _single(exp: Experience, side: Side, name: Literal["chosen", "rejected"]) -> Experience:
-    arrays: dict[str, Any] = {}
+    fields: dict[str, Any] = dict.fromkeys((*ARRAYS, "prompt_length", "chosen", "rejected"))
     if exp.tokens is not None and side.tokens is not None:
-        arrays = {
+        fields |= {
             "tokens": np.concatenate([exp.tokens, side.tokens]),
             "prompt_length": len(exp.tokens),
             "logprobs": side.logprobs,
@@ -80,23 +81,16 @@ def _single(exp: Experience, side: Side, name: Literal["chosen", "rejected"]) ->
             "action_mask": np.ones(len(side.tokens), bool) if side.action_mask is None else side.action_mask,
         }
     eid = exp.eid
-    return Experience(
+    return replace(
+        exp,
         eid=side.eid or EID(eid.batch, eid.task, eid.run, eid.step, f"{eid.suffix}.{name}"),
         kind=Kind.SINGLE_TURN if len(side.messages) <= 1 else Kind.MULTI_TURN,
-        prompt=exp.prompt,
-        tools=exp.tools,
         completion=side.messages,
-        prompt_text=exp.prompt_text,
         response_text=side.text,
         reward=side.reward,
+        reward_components={},
         truncate_status=side.truncate_status,
-        model_version=exp.model_version,
         errors=side.errors,
-        info=exp.info,
-        metrics=exp.metrics,
-        source=exp.source,
         side_of=SideOf(preference=exp.eid, side=name),
-        custom_fields=exp.custom_fields,
-        multi_modal_inputs=exp.multi_modal_inputs,
-        **arrays,
+        **fields,
     )

@@ -25,15 +25,10 @@ NEAR = 0.1  # two ratings agree within this share of the range of all ratings
 
 
 def vote_agreement(votes: Iterable[Vote], rewards: Mapping[str, float | None] | None = None) -> dict[str, Any]:
-    """Measure the agreement of votes.
+    """Measure the agreement of current votes with each other, and with rewards by experience id.
 
-    Args:
-        votes: The current votes, as `VoteFile.votes` returns them.
-        rewards: Rewards by experience id, to compare the votes with.
-
-    Returns:
-        `items` judged by at least two people, `agreement` and `alpha` of all, `voters` with their counts, `people`
-        (agreement and kappa of each two), `reward` if rewards were given. Undefined values are None.
+    Returns `items` judged by at least two people, `agreement` and `alpha` of all, `voters` with their counts, `people`
+    (agreement and kappa of each two), `reward` if rewards were given. Undefined values are None.
     """
     votes = [vote for vote in votes if not vote.is_skip]
     judgements: Judgements[str] = defaultdict(dict)

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pairwright.errors import PairwrightError, SourceError
-from pairwright.paths import Place, append_lines, repair_tail
+from pairwright.paths import Place, append_lines, local_path, repair_tail
 
 # Also proves that a line is complete: no proper prefix of a time is a time.
 _TIME = re.compile(rb"(^|,)\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z\r?$")
@@ -55,6 +55,14 @@ class DecisionLog:
     def read(self) -> list[Line]:
         """Return all lines of the file, including those that other processes have added."""
         return read_lines(self.path, self._columns)
+
+
+def open_log(folder: Place, name: str, columns: Sequence[str], *, what: str) -> DecisionLog:
+    """Open the log of a table in its folder, which must be on this machine."""
+    local = local_path(folder)
+    if local is None:
+        raise PairwrightError(f"{folder}: {what} need a local folder: copy the table to this machine")
+    return DecisionLog(local / name, columns)
 
 
 def has_time(line: bytes) -> bool:

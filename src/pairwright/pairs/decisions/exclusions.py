@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import polars as pl
 
 from pairwright.errors import PairwrightError, SourceError
-from pairwright.pairs.decisions.decision_log import DecisionLog, Line, check_name, check_reason, check_uid, read_lines
-from pairwright.paths import Place, local_path
+from pairwright.pairs.decisions.decision_log import Line, check_name, check_reason, check_uid, open_log, read_lines
+from pairwright.paths import Place
 from pairwright.store.table import Table
 
 FILE_NAME = "exclusions.csv"
@@ -33,27 +33,14 @@ class Exclusion:
 
 
 class ExclusionFile:
-    """The exclusions of an experience table, in its folder; several processes may use one file.
-
-    Args:
-        folder: Folder of the table, on this machine.
-    """
+    """The exclusions of an experience table, in its local folder; several processes may use one file."""
 
     def __init__(self, folder: Place) -> None:
-        local = local_path(folder)
-        if local is None:
-            raise PairwrightError(f"{folder}: exclusions need a local folder: copy the table to this machine")
-        self.path = local / FILE_NAME
-        self._log = DecisionLog(self.path, COLUMNS)
+        self._log = open_log(folder, FILE_NAME, COLUMNS, what="exclusions")
+        self.path = self._log.path
 
     def exclude(self, name: str, uid: str, reason: str) -> None:
-        """Exclude an experience; the decision is on disk when the call returns.
-
-        Args:
-            name: Name of the person.
-            uid: Id of the experience.
-            reason: Why; must not be empty.
-        """
+        """Exclude an experience in a person's name, for a reason; the decision is on disk when the call returns."""
         self._log.append(name=check_name(name), action=EXCLUDE, uid=check_uid(uid), reason=check_reason(reason))
 
     def include(self, name: str, uid: str, reason: str = "included again") -> None:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Literal, cast
 
 from pairwright.errors import PairwrightError, SourceError
-from pairwright.pairs.decisions.decision_log import DecisionLog, Line, check_name, check_uid, read_lines
-from pairwright.paths import Place, local_path
+from pairwright.pairs.decisions.decision_log import Line, check_name, check_uid, open_log, read_lines
+from pairwright.paths import Place
 
 FILE_NAME = "turn_votes.csv"
 COLUMNS = ("voter", "uid", "turn", "verdict", "time")
@@ -22,10 +22,7 @@ TurnVotes = dict[str, dict[int, Verdict]]  # id of the experience -> turn -> ver
 
 
 class TurnVoteFile:
-    """The votes on turns of an experience table, in its folder; several processes may use one file.
-
-    Args:
-        folder: Folder of the table, on this machine.
+    """The votes on turns of an experience table, in its local folder; several processes may use one file.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -35,21 +32,11 @@ class TurnVoteFile:
     """
 
     def __init__(self, folder: Place) -> None:
-        local = local_path(folder)
-        if local is None:
-            raise PairwrightError(f"{folder}: votes on turns need a local folder: copy the table to this machine")
-        self.path = local / FILE_NAME
-        self._log = DecisionLog(self.path, COLUMNS)
+        self._log = open_log(folder, FILE_NAME, COLUMNS, what="votes on turns")
+        self.path = self._log.path
 
     def vote(self, voter: str, uid: str, turn: int, verdict: str) -> None:
-        """Save a vote; it is on disk when the call returns.
-
-        Args:
-            voter: Name of the person.
-            uid: Id of the experience.
-            turn: Position of the turn in its messages.
-            verdict: ok, failed or unknown; skip revokes the vote.
-        """
+        """Save a person's vote on the turn at a position: ok, failed or unknown; skip revokes it. On disk on return."""
         if verdict not in WORDS or turn < 0:
             raise PairwrightError(f"got {verdict!r} on turn {turn}, expected one of {', '.join(WORDS)}")
         self._log.append(voter=check_name(voter), uid=check_uid(uid), turn=str(turn), verdict=verdict)

@@ -156,27 +156,13 @@ class _DecisionFile(Generic[D]):
 
 
 class VoteFile(_DecisionFile[Vote]):
-    """Votes on pairs of experiences, in a CSV file that may be shared by several processes.
-
-    Args:
-        path: The file, which is created with the first vote.
-
-    Raises:
-        PairwrightError: The file does not contain votes with voters.
-    """
+    """Votes on pairs of experiences, in a CSV file that several processes may share; created with the first vote."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, VOTE_COLUMNS, "verdict", parse_vote)
 
     def vote(self, voter: str, a: str, b: str, verdict: str) -> Vote:
-        """Save a vote; it is on disk when the call returns.
-
-        Args:
-            voter: Name of the person.
-            a: Id of the experience that was shown first.
-            b: Id of the other one.
-            verdict: "a", "b", "tie" or "skip".
-        """
+        """Save a person's verdict ("a", "b", "tie", "skip") on two experiences, `a` shown first; on disk on return."""
         if verdict not in VERDICTS:
             raise PairwrightError(f"verdict: got {verdict!r}, expected {', '.join(VERDICTS)}")
         if a == b:

@@ -13,13 +13,7 @@ import polars as pl
 from pairwright.config.user_code import STRATEGIES as OWN_STRATEGIES
 from pairwright.config.user_code import load_function
 from pairwright.errors import ConfigError, PairwrightError
-from pairwright.pairs.candidates.candidates import (
-    Candidates,
-    Floats,
-    assign_groups,
-    candidates_of,
-    reward_gaps,
-)
+from pairwright.pairs.candidates.candidates import Candidates, Floats, assign_groups, candidates_of, reward_gaps
 from pairwright.pairs.candidates.pair_ids import seeded_draws, words_of
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.options import PairOptions, Threshold
