@@ -100,7 +100,7 @@ def json_line(fields: Fields) -> Layout:
     return [*json_object(fields), b"\n"]
 
 
-# Results of a function for the distinct values of a column, by code (None if unfit or not needed); reasons of the unfit.
+# Results of a function by code of the values of a column (None if unfit or not needed), and reasons of the unfit ones.
 _Results = tuple[list[Any], dict[int, str]]
 
 

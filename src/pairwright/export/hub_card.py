@@ -42,7 +42,6 @@ def make_card(
         raise PairwrightError(f"README.md of the repository: its metadata cannot be read: {first}") from None
     data = card.data
     data["license"] = license or data.get("license")
-    # A tag may be any YAML value.
     tags = {tag for tag in data.get("tags") or () if isinstance(tag, str)}
     data["tags"] = sorted(tags | {"pairwright"} | ({"dpo"} if manifest["kind"] == "pairs" else set()))
     data["size_categories"] = [next((name for most, name in _SIZES if manifest["rows"] < most), "n>1M")]
@@ -97,6 +96,5 @@ def _cell(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
-    # Escapes the characters that begin links, code and emphasis.
     escaped = re.sub(r"([\\|`*_\[\]!#~])", r"\\\1", " ".join(text.split()))
     return html.escape(escaped[:200], quote=False)

@@ -151,7 +151,6 @@ def push(
 def describe_folder(source: Path) -> Manifest:
     """Return the manifest of a folder; raises HubError if it has no table or the table is being written."""
     if (source / MARKER).is_file():
-        # Converts journals to Parquet parts; the content stays the same.
         with Table(source, create=False) as table:
             table.compact()
             rows = table.count()

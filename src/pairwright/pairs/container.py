@@ -90,7 +90,6 @@ class Pairs(RowAccess[Pair]):
         with TemporaryDirectory() as folder:
             lines = Path(folder) / "pairs.jsonl"
             self.export("trl", lines)
-            # Uses the JSON Lines exporter, so that both give the same rows.
             rows = [msgspec.json.decode(line) for line in lines.read_bytes().splitlines()]
         return import_datasets().Dataset.from_list(rows)
 

@@ -19,6 +19,7 @@ from pairwright.records.messages import Message, canonical_messages, content_has
 
 NEAR = 0.8  # estimated Jaccard similarity from which two pairs count as near-duplicates
 MAX_SIGNED = 20_000  # signatures are slow: they are computed only for the first pairs
+# Finding -> the statistic that counts it, and what it counts.
 _COUNTED = {
     "not-rising": ("not_rising", "pairs whose chosen reward is not the higher one"),
     "tied": ("tied", "pairs whose rewards differ only by float noise"),

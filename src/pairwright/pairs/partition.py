@@ -128,7 +128,6 @@ def _beyond(drafts: pl.DataFrame, *, by: str, most: int) -> Flags:
     """Mask of drafts that are not among the `most` largest gaps with the same value of column `by`."""
     if drafts[by].n_unique() == drafts.height:
         return np.zeros(drafts.height, np.bool_)
-    # The rank of each draft among drafts with the same `by`, in the original order of drafts.
     order = drafts.with_row_index("place").sort(**_BEST_FIRST)  # type: ignore[arg-type]
     rank = order.select("place", rank=pl.int_range(pl.len()).over(by)).sort("place")["rank"]
     return (rank >= most).to_numpy()

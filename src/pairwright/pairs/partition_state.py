@@ -121,7 +121,6 @@ def clues_of(candidates: Candidates | None, options: PairOptions) -> Clues:
 
 def hint_for(funnel: Funnel, clues: Sequence[Clues], options: PairOptions) -> str:
     """Return a hint for a build without pairs: the reason of the last drops, and what to change."""
-    # The last stage with drops removed the last items.
     last = next((stage for stage in reversed(funnel.stages) if stage.drops), None)
     if last is None:
         return "there was nothing to pair: the tables are empty"
@@ -134,7 +133,6 @@ def hint_for(funnel: Funnel, clues: Sequence[Clues], options: PairOptions) -> st
     first = funnel.stages[0]
     if first is not last and first.drops:
         reason, drop = max(first.drops.items(), key=lambda item: item[1].count)
-        # An early reason is reported only if it dropped most of the experiences.
         if drop.count * 2 > first.num_in:
             advice = _advice(reason, options)
             text += f". Before, {drop.count:,} of {first.num_in:,} {first.unit} were dropped: {reason.value}"

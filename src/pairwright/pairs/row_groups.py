@@ -54,7 +54,6 @@ def row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator
     pending: list[pa.RecordBatch] = []
     filling = Filling()
     for batch in batches:
-        # Cast a batch to the types of the schema; text is dictionary-encoded if the schema says so.
         columns = []
         for field in schema:
             column = batch.column(field.name)

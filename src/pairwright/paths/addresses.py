@@ -307,7 +307,6 @@ class Remote:
 
     def _send_and_move(self, target: str, local: Path) -> None:
         system, path = self.locate()
-        # a file at the root has no folder to create
         if "/" in path.strip("/"):
             system.create_dir(path.rpartition("/")[0], recursive=True)
         try:

@@ -130,7 +130,6 @@ class Source(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_u
     format: str | None = None
 
     def __post_init__(self) -> None:
-        # 2**63: the line is an int64 column in the table
         if self.line is not None and not 0 <= self.line < 2**63:
             raise RecordError("source.line", self.line, "an int of at least 0")
 

@@ -10,7 +10,6 @@ from pairwright.errors import RecordError
 from pairwright.records.experience import ARRAYS, EID, Experience, Kind, Side, SideOf
 from pairwright.records.messages import Message, completion_of_text, text_prompt
 
-# Grouping -> property of EID used as key
 _KEYS = {"task": "tid", "run": "rid", "step": "sid"}
 
 

@@ -257,7 +257,6 @@ def _group_tasks(tasks: list[ImportTask]) -> Iterator[list[ImportTask]]:
     group: list[ImportTask] = []
     num_bytes = 0
     for task in tasks:
-        # Opening a file and detecting its format costs as much as reading a few kB.
         size = max(task.size, _BYTES_OF_A_FILE)
         if group and num_bytes + size > RANGE_BYTES:
             yield group
@@ -327,7 +326,6 @@ class _Ingest:
         """Publish the part of a result, without rows that are already in the table, and add its counts."""
         self.total.add_counts(result)
         for task in tasks:
-            # A file split into ranges is counted once, with its first range.
             self.total.counts[task.layout.format]["files"] += task.start == 0
         if result.quarantine is not None:
             self._rejections.append(result.quarantine)

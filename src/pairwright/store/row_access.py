@@ -62,7 +62,6 @@ class RowAccess(ABC, Generic[R]):
             raise TypeError(f"expected a number or a slice, got {key!r}; conditions are for filter('...')")
         num_rows = len(self)
         try:
-            # `range` handles negative positions and bounds.
             position = range(num_rows)[key]
         except IndexError:
             raise IndexError(f"{key}: there are {num_rows:,} rows") from None

@@ -277,7 +277,6 @@ def assign_groups(
     free_rows = rows.filter(free).sort(order, descending=[name == "reward" for name in order])
     starts = _starts(free_rows, keys)
     sizes = np.repeat(np.diff(starts), np.diff(starts))
-    # Equal candidates are neighbours after sorting; the first one is kept.
     repeated = ~_is_new(free_rows, [*keys, "reward", "completion_hash", "prompt_hash"]) & options.dedupe
     names = [(Reason.SINGLE, sizes == 1), (Reason.REPEATED_CANDIDATE, repeated)]
     reason = pl.coalesce([pl.when(pl.lit(pl.Series(bad))).then(pl.lit(name.value)) for name, bad in names])
@@ -296,7 +295,6 @@ def candidates_of(rows: pl.DataFrame) -> Candidates:
 def _candidates(frame: pl.DataFrame, keys: Sequence[str]) -> Candidates:
     """Split sorted rows into groups; groups with the same first key share a scope."""
     starts = _starts(frame, keys)
-    # For each group the number of its first key, which is the prompt hash in most strategies.
     return Candidates(frame, starts, np.cumsum(_is_new(frame, keys[:1]), dtype=np.int64)[starts[:-1]])
 
 

@@ -50,7 +50,6 @@ class Chain:
 def read_chains(tables: Iterable[Table], uids: pl.Series) -> dict[str, Chain]:
     """Read the chains of the experiences with these ids; returns them by id."""
     chains: dict[str, Chain] = {}
-    # Keyed by the JSON text of the tools: few are distinct, and each is hashed once.
     tools_seen: dict[str | None, str] = {}
     for uid, prompt, tools, completion in conversations(tables, uids):
         if tools not in tools_seen:

@@ -70,7 +70,6 @@ def _describe(
     within: float,
 ) -> dict[str, Any]:
     shared = [by_voter for by_voter in judgements.values() if len(by_voter) > 1]
-    # (person, person) -> the judgements of both on each shared item.
     both: dict[tuple[str, str], list[tuple[T, T]]] = defaultdict(list)
     for by_voter in shared:
         for one, other in combinations(sorted(by_voter), 2):
