@@ -7,7 +7,7 @@ import subprocess
 import sys
 from hashlib import sha256
 
-from pairwright.paths import place
+from pairwright.paths import list_names, place
 from pairwright.paths.addresses import Remote
 
 
@@ -35,7 +35,7 @@ def digests(folder, *, suffix="", names=True):
     time in them, and table.json says when the table was created."""
     there = place(folder)
     if isinstance(there, Remote):
-        files = {name: (there / name).read_bytes() for name in there.names()}
+        files = {name: (there / name).read_bytes() for name in list_names(there)}
     else:
         files = {path.name: path.read_bytes() for path in sorted(there.iterdir()) if path.is_file()}
     files.pop("lineage.json", None)

@@ -10,7 +10,7 @@ from pairs.made_tables import candidate
 from pairwright import Table
 from pairwright.errors import PlaceError, SourceError, TableError
 from pairwright.pairs import build_pairs
-from pairwright.paths import local_folder, place, scratch, size_of, stage_file, stamp_of
+from pairwright.paths import list_names, local_folder, place, scratch, size_of, stage_file, stamp_of
 from pairwright.paths.addresses import Remote
 from pairwright.sources.files import expand_paths
 from pairwright.store.importing import import_files
@@ -77,7 +77,7 @@ def test_a_file_is_put_whole_read_renamed_and_deleted(memory, tmp_path):
         assert file.seek(0) == 0
         assert file.read() == b"one\ntwo\n"
     there.rename(there.parent / "c.txt")
-    assert there.parent.names() == ["c.txt"]
+    assert list_names(there.parent) == ["c.txt"]
     with local_folder(there.parent) as folder:
         assert (folder / "c.txt").read_bytes() == b"one\ntwo\n"
     assert not folder.exists()

@@ -7,7 +7,7 @@ import pytest
 
 from pairwright.cli import main
 from pairwright.errors import PairwrightError
-from pairwright.paths import place
+from pairwright.paths import list_names, place
 from pairwright.tokens.tokenizer import ChatTokenizer
 from paths.made_traces import command, digests, trace_lines
 from training.made_runs import make_model, make_tokenizer
@@ -186,4 +186,4 @@ def test_training_fetches_pairs_from_s3_and_gives_the_weights_of_local_ones(run,
     weights = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("local", "remote")]
     assert weights[1] == weights[0]
     assert list((tmp_path / "scratch").glob("pairwright-*")) == []
-    assert place(bucket.url("pairs")).names() == ["pairs.parquet"]
+    assert list_names(place(bucket.url("pairs"))) == ["pairs.parquet"]
