@@ -9,7 +9,8 @@ dimensions, multi-modal inputs, arrays of the sides of a preference.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter, is_
+from itertools import groupby
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import msgspec
@@ -42,14 +43,12 @@ class Column:
         """Compute the values of the column for a batch of experiences."""
         if not self.shared:
             return list(map(self.of, experiences))
+        # By identity, since comparing long prompts would be as slow as computing the column.
+        ids = zip(*(map(id, map(attrgetter(name), experiences)) for name in self.shared), strict=True)
         values: list[Any] = []
-        before: list[Any] = []
-        for exp in experiences:
-            fields = [getattr(exp, name) for name in self.shared]
-            # Identity, since comparing long prompts would be as slow as computing the column.
-            is_repeated = bool(before) and all(map(is_, fields, before))
-            values.append(values[-1] if is_repeated else self.of(exp))
-            before = fields
+        for _, some in groupby(zip(ids, experiences, strict=True), key=itemgetter(0)):
+            alike = [exp for _, exp in some]
+            values += [self.of(alike[0])] * len(alike)
         return values
 
 
