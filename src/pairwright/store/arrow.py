@@ -120,8 +120,8 @@ def from_arrow(table: pa.Table) -> list[Experience]:
     """
     # Cast to the table's column types: other tools may have changed string to large_string, for example.
     names = [name for name in SCHEMA.names if name in table.schema.names]
-    table = table.select(names).cast(pa.schema([SCHEMA.field(name) for name in names]))
-    return [exp for batch in table.to_batches() for exp in from_batch(batch)]
+    schema = pa.schema([SCHEMA.field(name) for name in names])
+    return [exp for batch in table.to_batches() for exp in from_batch(batch.select(names).cast(schema))]
 
 
 def to_dataset(experiences: Sequence[Experience]) -> "datasets.Dataset":
