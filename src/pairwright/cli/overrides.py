@@ -72,16 +72,10 @@ def parse_overrides(words: Iterable[str] | None, limit: int | None = None, *limi
 def load_settings(
     file: Path | None, words: list[str] | None, flags: Mapping[str, tuple[str, Any]] | None = None
 ) -> "Config":
-    """The configuration of a command that does not require one; without a file, the environment sets no keys.
-
-    flags: what the command's derived options set, see `set_flags`."""
+    """The configuration of a command, from its --config, its KEY=VALUE words and its derived options (`set_flags`)."""
     from pairwright.config import load_config
-    from pairwright.config.config_file import ENVIRONMENT_PREFIX
 
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
-    return load_config(
-        file, overrides=parse_overrides(words), environment=None if file is not None else environment, flags=flags
-    )
+    return load_config(file, overrides=parse_overrides(words), flags=flags)
 
 
 def _label_words(params: list[Any], args: list[str]) -> list[tuple[str, str]]:

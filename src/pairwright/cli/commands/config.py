@@ -7,7 +7,7 @@ import typer
 
 from pairwright.cli.arguments import AsJson, Overwrite
 from pairwright.cli.output import print_json, say
-from pairwright.cli.overrides import ConfigCommand, Overrides, parse_overrides
+from pairwright.cli.overrides import ConfigCommand, Overrides, load_settings, parse_overrides
 from pairwright.errors import ConfigError
 
 app = typer.Typer(
@@ -29,9 +29,7 @@ def schema() -> None:
 @app.command(cls=ConfigCommand)
 def validate(file: File = None, override: Overrides = None) -> None:
     """Check a configuration; exit code 3 and one line if it is not valid."""
-    from pairwright.config import load_config
-
-    load_config(file, overrides=parse_overrides(override))
+    load_settings(file, override)
     say(f"{file or 'the defaults'}: valid")
 
 

@@ -7,7 +7,7 @@ import typer
 
 from pairwright.cli.arguments import AsJson
 from pairwright.cli.output import print_result, say
-from pairwright.cli.overrides import Overrides, parse_overrides
+from pairwright.cli.overrides import Overrides, load_settings
 
 
 def doctor(
@@ -26,11 +26,11 @@ def doctor(
     if device is not None:
         _check_device(device, as_json=as_json)
         return
-    from pairwright.config import base_folder, load_config
+    from pairwright.config import base_folder
     from pairwright.jobs.doctor.diagnosis import diagnose
     from pairwright.jobs.doctor.findings import Patient, Verdict
 
-    config = load_config(file, overrides=parse_overrides(override))
+    config = load_settings(file, override)
     folder = Path("runs") / config.name
     # without --pairs, the existing pairs of the run
     table = pairs or (folder / "pairs" if (folder / "pairs").exists() else None)

@@ -10,7 +10,7 @@ from pairwright.cli.commands.collect import say_failures
 from pairwright.cli.help_style import GroupWithCompare
 from pairwright.cli.key_options import set_flags, with_options
 from pairwright.cli.output import print_result, say
-from pairwright.cli.overrides import Limit, Overrides, parse_overrides
+from pairwright.cli.overrides import Limit, Overrides, load_settings, parse_overrides
 from pairwright.cli.progress_view import CollectView
 from pairwright.errors import ConfigError
 
@@ -49,11 +49,10 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare two models on the same tasks and runs; exit code 2 if the gate stays closed."""
-    from pairwright.config import load_config
     from pairwright.evaluation import evaluate, read_scores
     from pairwright.evaluation.evaluation import evaluate_settings
 
-    settings = load_config(config, overrides=parse_overrides(override), flags=set_flags(ctx))
+    settings = load_settings(config, override, set_flags(ctx))
     section = settings.evaluate
     sides = [
         read_scores(path, where=condition_of(where), reduce=section.reduce)

@@ -10,7 +10,7 @@ import typer
 from pairwright.cli.arguments import PLACE, AsJson
 from pairwright.cli.key_options import set_flags
 from pairwright.cli.output import print_result, say
-from pairwright.cli.overrides import Overrides, parse_overrides
+from pairwright.cli.overrides import Overrides, load_settings
 from pairwright.cli.progress_view import TrainingView
 from pairwright.errors import ConfigError
 
@@ -61,11 +61,9 @@ def train_model(
     as_json: AsJson = False,
 ) -> None:
     """Train a causal language model on preference pairs, scored runs or hinted error turns."""
-    from pairwright.config import load_config
-
     # --lora is a switch for one value of a key, so it is added to the derived options by hand
     flags = set_flags(ctx) | ({"train.finetuning_type": ("--lora", "lora")} if lora else {})
-    settings = load_config(config, overrides=parse_overrides(override), flags=flags)
+    settings = load_settings(config, override, flags)
     output = output or (Path("runs") / settings.name / "train" if config is not None else None)
     if model is None or output is None:
         raise ConfigError(
