@@ -13,34 +13,32 @@ from typer.exceptions import TyperException
 from typer.main import get_command
 
 from pairwright import __version__
-from pairwright.cli.commands import begin, config, evaluate, jobs, model, pairs, serve, tokens
+from pairwright.cli.commands import config, evaluate, jobs, model, pairs, serve, tokens
 from pairwright.cli.commands import experience_table as experience
-from pairwright.cli.commands.advise import advise_recipe
+from pairwright.cli.commands.choose_recipe import advise_recipe, compare_recipes
 from pairwright.cli.commands.collect import collect_runs, record
-from pairwright.cli.commands.compare import compare_recipes
 from pairwright.cli.commands.doctor import doctor
 from pairwright.cli.commands.explain_path import EXPLAIN_KEYS, explain
 from pairwright.cli.commands.export_table import export_table, pull_table, push_table
 from pairwright.cli.commands.import_files import IMPORT_KEYS, import_files
 from pairwright.cli.commands.report import report, view
-from pairwright.cli.commands.run import run_demo, run_flow
+from pairwright.cli.commands.run import init_project, run_demo, run_flow
 from pairwright.cli.commands.score import score_runs
 from pairwright.cli.commands.teach import ask_teachers
 from pairwright.cli.commands.train import TRAIN_KEYS, train_model
-from pairwright.cli.extras import extras_with
 from pairwright.cli.guards import (
     Interrupted,
     describe_os_error,
     describe_stop,
+    extras_with,
     first_os_error,
     guard_commands,
     with_way_out,
 )
-from pairwright.cli.help_style import GroupInOrder, simplify_help
+from pairwright.cli.help_style import HELP_NAMES, GroupInOrder, simplify_help
 from pairwright.cli.key_options import with_options
 from pairwright.cli.overrides import ConfigCommand
 from pairwright.cli.renamed import refuse_renamed
-from pairwright.cli.short_help import HELP_NAMES
 from pairwright.errors import PairwrightError
 from pairwright.interrupts import handle_interrupts
 
@@ -84,7 +82,7 @@ app.command("explain", cls=with_options(*EXPLAIN_KEYS, after="words"), rich_help
 app.command("report", rich_help_panel=_PROOF)(report)
 app.command("view", rich_help_panel=_PROOF)(view)
 app.add_typer(serve.app, name="serve", rich_help_panel=_PROOF)
-app.command("init", rich_help_panel=_PROJECT)(begin.init_project)
+app.command("init", rich_help_panel=_PROJECT)(init_project)
 app.command("run", cls=ConfigCommand, rich_help_panel=_PROJECT)(run_flow)
 app.command("demo", cls=ConfigCommand, rich_help_panel=_PROJECT)(run_demo)
 app.add_typer(model.app, name="model", rich_help_panel=_PROJECT)

@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -50,11 +51,20 @@ class ConfigCommand(TyperCommand):
         return [*super().collect_usage_pieces(ctx), "[KEY=VALUE]..."]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        joined = []
-        for label, word in _label_words(self.params, args):
+        options = [param for param in self.params if param.param_type_name == "option"]
+        with_value = {name for param in options if not param.is_flag and not param.count for name in param.opts}
+        joined: list[str] = []
+        words = iter(args)
+        for word in words:
+            if word == "--":  # what follows are arguments
+                joined += [word, *words]
+            elif word in with_value:  # the next word is its value
+                joined += [word, *islice(words, 1)]
             # completion must not fail or access files
-            is_override = label == "argument" and _is_override(word, is_checked=not ctx.resilient_parsing)
-            joined += ["--set", word] if is_override else [word]
+            elif not word.startswith("-") and _is_override(word, is_checked=not ctx.resilient_parsing):
+                joined += ["--set", word]
+            else:
+                joined.append(word)
         return super().parse_args(ctx, joined)
 
 
@@ -76,26 +86,6 @@ def load_settings(
     from pairwright.config import load_config
 
     return load_config(file, overrides=parse_overrides(words), flags=flags)
-
-
-def _label_words(params: list[Any], args: list[str]) -> list[tuple[str, str]]:
-    """Each word with its role: option, value (of the option before it), argument, literal (after --)."""
-    # spellings of options that take a value: the word after one is not an argument
-    with_value = {
-        spelling
-        for param in params
-        if param.param_type_name == "option" and not param.is_flag and not param.count
-        for spelling in param.opts
-    }
-    labels, words = [], iter(args)
-    for word in words:
-        if word == "--":
-            labels += [("option", word), *(("literal", other) for other in words)]
-        elif word in with_value:
-            labels += [("option", word), *(("value", value) for value in [next(words, None)] if value is not None)]
-        else:
-            labels.append(("option" if word.startswith("-") and word != "-" else "argument", word))
-    return labels
 
 
 def _is_override(word: str, *, is_checked: bool) -> bool:
