@@ -1,8 +1,8 @@
 """A finetuning configuration of NeMo Agent Toolkit (NAT), converted to ours, with the keys that have no counterpart.
 
-`from_nat` converts the tree of a file (`nat_file.py`). Every NAT key is mapped, has no effect, or is reported with a
-reason; a reported section stands for all keys below it. A NAT default that differs from ours is written out. `${VAR}`
-stays a reference. Secrets are never copied.
+`read_nat` reads a file as NAT does, `from_nat` converts its tree. Every NAT key is mapped, has no effect, or is
+reported with a reason; a reported section stands for all keys below it. A NAT default that differs from ours is written
+out. `${VAR}` stays a reference. Secrets are never copied.
 
 >>> conversion = from_nat({"trainers": {"t": {"_type": "nemo_customizer_trainer", "num_runs": 3, "speed": 9}}})
 >>> conversion.tree["collect"]["num_runs"], [(entry.key, entry.reason) for entry in conversion.unmapped]
@@ -10,13 +10,20 @@ stays a reference. Secrets are never copied.
 """
 
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import getitem
+from pathlib import Path
 from typing import Any
 
 import pydantic
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MantissaNoDotYAML1_1Warning
+from ruamel.yaml.nodes import ScalarNode
+from ruamel.yaml.resolver import VersionedResolver
+from ruamel.yaml.tag import Tag
 
 from pairwright.config.config_tree import Config, field_of, section_of
 from pairwright.config.nat_keys import (
@@ -37,7 +44,37 @@ from pairwright.config.nat_keys import (
     WITHOUT_EFFECT,
 )
 from pairwright.config.pairs_names import own_names
+from pairwright.config.plain_yaml import merge_trees, read_yaml
 from pairwright.errors import ConfigError
+
+
+def read_nat(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The tree of a file, merged over the file that its `base` names; `above` are the files that led to this one."""
+    if path.resolve() in above:
+        raise ConfigError(f"{above[-1]}: base: {path} builds on this file itself")
+    yaml = YAML(typ="safe", pure=True)
+    # NAT reads YAML 1.1, where `yes` and `on` are booleans
+    yaml.version = (1, 1)
+    yaml.Resolver = _Resolver
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MantissaNoDotYAML1_1Warning)  # NAT reads 5e-6 as a number, and so do we
+        tree = read_yaml(path, yaml)
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: expected keys and values at the top, got {type(tree).__name__}")
+    base = tree.pop("base", None)
+    if base is None:
+        return tree
+    if not isinstance(base, str):
+        raise ConfigError(f"{path}: base: got {base!r}, expected the path of a file")
+    return merge_trees(read_nat(path.parent / base, (*above, path.resolve())), tree)
+
+
+class _Resolver(VersionedResolver):
+    """YAML 1.1 as PyYAML reads it, which NAT uses: a lone `y` or `n` is text."""
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        is_letter = kind is ScalarNode and value in ("y", "Y", "n", "N") and implicit[0]
+        return Tag(suffix="tag:yaml.org,2002:str") if is_letter else super().resolve(kind, value, implicit)
 
 
 def with_text_keys(tree: Mapping[Any, Any]) -> dict[str, Any]:
@@ -148,7 +185,10 @@ class _Conversion:
             pattern = ".".join(key)
         if key[-1] == "_type" and self._type(key, value):
             return
-        if section == "finetuning" and self._selects(key, value):
+        # keys of `finetuning` that only select a component
+        if section == "finetuning" and len(key) == 2 and key[1] in (name for name, _ in COMPONENTS.values()):
+            return
+        if key == ("finetuning", "target_model") and (value is None or self.chosen["llms"] is not None):
             return
         if pattern in WITHOUT_EFFECT and WITHOUT_EFFECT[pattern] == value:
             return
@@ -307,12 +347,6 @@ class _Conversion:
         if value not in types:
             self.leave(key[:-1], f"of type {value!r}; converted are {', '.join(types)}")
         return True
-
-    def _selects(self, key: Key, value: Any) -> bool:
-        """Whether a key of `finetuning` only selects a component."""
-        if len(key) == 2 and key[1] in (name for name, _ in COMPONENTS.values()):
-            return True
-        return key == ("finetuning", "target_model") and (value is None or self.chosen["llms"] is not None)
 
     def _choice(self, section: str) -> str:
         name = self.chosen[section]

@@ -23,15 +23,8 @@ RENAMED = {
     **{
         f"trainer_adapters.*.{name}": f"{_CUSTOMIZER}.{name}"
         for name in (
-            "entity_host",
-            "datastore_host",
-            "namespace",
-            "dataset_name",
-            "dataset_output_dir",
-            "create_namespace_if_missing",
-            "customization_config",
-            "use_full_message_history",
-            "poll_interval_seconds",
+            "entity_host", "datastore_host", "namespace", "dataset_name", "dataset_output_dir",
+            "create_namespace_if_missing", "customization_config", "use_full_message_history", "poll_interval_seconds",
             "deployment_timeout_seconds",
         )
     },
@@ -40,15 +33,13 @@ RENAMED = {
     "eval.general.dataset.id_key": "collect.id_field",
     "finetuning.run_configuration.dataset": "collect.dataset",
     "finetuning.run_configuration.validation_dataset": "evaluate.dataset",
+    **{
+        f"llms.*.{name}": f"policy.{name}"
+        for name in ("model", "base_url", "temperature", "top_p", "max_tokens", "max_retries")
+    },
     "llms.*.model_name": "policy.model",
-    "llms.*.model": "policy.model",
-    "llms.*.base_url": "policy.base_url",
-    "llms.*.temperature": "policy.temperature",
-    "llms.*.top_p": "policy.top_p",
-    "llms.*.max_tokens": "policy.max_tokens",
-    "llms.*.max_retries": "policy.max_retries",
     "llms.*.request_timeout": "policy.timeout_seconds",
-}
+}  # fmt: skip
 """Keys whose value is copied unchanged."""
 
 BELOW = {

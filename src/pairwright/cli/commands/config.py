@@ -70,8 +70,9 @@ def from_nat(
     from dataclasses import asdict
 
     from pairwright.config.from_nat import from_nat as convert
+    from pairwright.config.from_nat import read_nat
     from pairwright.config.key_comments import to_yaml
-    from pairwright.config.nat_file import read_nat
+    from pairwright.paths import claim_file, write_bytes
 
     tree = read_nat(file)
     try:
@@ -80,7 +81,8 @@ def from_nat(
         # the conversion does not know the name of the file
         raise ConfigError(f"{file}: {error}") from None
     if output is not None:
-        _write(output, to_yaml(conversion.tree), overwrite=overwrite)
+        with claim_file(output, overwrite=overwrite, work="configuration"):
+            write_bytes(output, to_yaml(conversion.tree).encode(), error=ConfigError)
     if as_json:
         unmapped = [asdict(entry) for entry in conversion.unmapped]
         print_json({"config": conversion.tree, "unmapped": unmapped, "set": conversion.to_set})
@@ -94,14 +96,3 @@ def from_nat(
     say(f"{where}{conversion.num_mapped} keys mapped, {len(conversion.unmapped)} not{following}{check}")
     if strict and conversion.unmapped:
         raise typer.Exit(2)
-
-
-def _write(path: Path, text: str, *, overwrite: bool) -> None:
-    try:
-        # "x" fails if the file exists, without a gap between check and write
-        with path.open("w" if overwrite else "x", encoding="utf-8") as stream:
-            stream.write(text)
-    except FileExistsError:
-        raise ConfigError(f"{path}: exists already: choose another name, or --overwrite") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
