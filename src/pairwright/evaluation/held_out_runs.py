@@ -37,14 +37,10 @@ def evaluate_models(
     for side, model in zip(SIDES, (before, after), strict=True):
         folder = output / "evaluation" / side
         # both sides get the same settings: with equal tasks and seeds, runs can be paired by (task, run)
-        settings: dict[str, Any] = {
-            "resume": resume,
-            "base": base,
-            "watch": watch,
-            "workflow": workflow,
-            "tasks": tasks,
-        }
-        collections.append(play_holdout(config, model, folder, **settings))
+        side_runs = play_holdout(
+            config, model, folder, resume=resume, base=base, watch=watch, workflow=workflow, tasks=tasks
+        )
+        collections.append(side_runs)
     sides = [holdout_scores(config, output / "evaluation" / side) for side in SIDES]
     compare_options = evaluate_settings(config.evaluate, seed=config.seed)
     return evaluate(sides[0], sides[1], **compare_options, names=(before, after)), collections

@@ -121,7 +121,9 @@ class Comparer:
             trained = str(result.get("model") or model)
             spent = meter.read()
             for exam, changes in self.recipes.exams.items():
-                settings = self._exam_config(config, changes)
+                asked = load_config(None, overrides=list(flatten({"evaluate": changes})), environment={}).evaluate
+                section = config.evaluate.model_copy(update={key: getattr(asked, key) for key in changes})
+                settings = config.model_copy(update={"evaluate": section})
                 play_holdout(settings, trained, folder / exam, resume=True, base=self.base, watch=self.view.collecting)
             return {"result": result, "training": spent, **meter.read()}
         except PairwrightError as error:
@@ -154,14 +156,6 @@ class Comparer:
             raise
         except Exception as error:  # it may raise anything
             raise PairwrightError(f"{name} failed: {one_line(error)}") from error
-
-    def _exam_config(self, config: Config, changes: Json) -> Config:
-        if not changes:
-            return config
-        section = load_config(None, overrides=list(flatten({"evaluate": changes})), environment={}).evaluate
-        return config.model_copy(
-            update={"evaluate": config.evaluate.model_copy(update={key: getattr(section, key) for key in changes})}
-        )
 
     def table(self, seeds: Sequence[int]) -> Json:
         """Return every metric of every exam by recipe and seed, with the difference to the baseline, and the costs."""

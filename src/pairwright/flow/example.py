@@ -12,7 +12,6 @@ import tempfile
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Literal, get_args
 
 import msgspec
 
@@ -117,9 +116,7 @@ def run_example(
     return result, msgspec.json.decode((folder / "evaluation.json").read_bytes())
 
 
-# Templates of `pairwright init`, in examples/templates
-Template = Literal["chat", "tools", "openai-sdk", "traces", "nat"]
-TEMPLATES: tuple[str, ...] = get_args(Template)
+TEMPLATES = ("chat", "tools", "openai-sdk", "traces", "nat")  # of `pairwright init`, in examples/templates
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
 
 

@@ -206,7 +206,13 @@ class Flow:
                 )
             return known.result
         if self.manifest.has_other(stage.name, stage.key):
-            self._remove_outdated(stage)
+            self._check_precious(stage)
+            for path in stage.folders:  # outputs with other settings
+                if path.is_dir():
+                    with lock_folder(path, work=stage.name):  # another command may be using it
+                        shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
         record = StageRecord(key=stage.key, inputs=stage.inputs)
         # written as running first: after a crash the stage is known to be unfinished and is resumed
         self.manifest.write(stage.name, record)
@@ -407,16 +413,6 @@ class Flow:
                 f"{stage.name}: {stage.folders[0]} was made with another configuration and is kept: restore the "
                 "configuration, choose another name, or remove the folder yourself"
             )
-
-    def _remove_outdated(self, stage: PlannedStage) -> None:
-        """Remove the outputs of a stage that were made with other settings."""
-        self._check_precious(stage)
-        for path in stage.folders:
-            if path.is_dir():
-                with lock_folder(path, work=stage.name):  # another command may be using it
-                    shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
 
     def _files(self) -> list[Any]:
         """Return names, sizes and modification times of the imported files, and the text of the compaction prompt."""

@@ -5,7 +5,7 @@
 """
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from nat.data_models.finetuning import TrainerAdapterConfig, TrainerConfig, TrajectoryBuilderConfig
 from pydantic import AliasChoices, ConfigDict, Field, SecretStr, model_validator
@@ -20,6 +20,7 @@ from pairwright.config.customizer_config import (
 )
 from pairwright.config.nat_keys import IMAGE
 from pairwright.config.pairs_names import own_names
+from pairwright.config.plain_yaml import merge_trees
 from pairwright.errors import ConfigError
 
 __all__ = [
@@ -69,14 +70,10 @@ class PairwrightTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="pairwrigh
 
     @model_validator(mode="after")
     def _fit_together(self) -> "PairwrightTrajectoryBuilderConfig":
-        twice = {
-            name: own
-            for name in _NAT_PAIR_OPTIONS
-            for own in own_names({name: getattr(self, name)})
-            if name in self.model_fields_set and own in self.pairs.model_fields_set
-        }
-        for name, own in twice.items():
-            raise ValueError(f"{name}: give it or pairs.{own}, not both")
+        for name in _NAT_PAIR_OPTIONS:
+            twice = own_names({name: getattr(self, name)}).keys() & self.pairs.model_fields_set
+            if name in self.model_fields_set and twice:
+                raise ValueError(f"{name}: give it or pairs.{twice.pop()}, not both")
         if self.pairs.strategy in ("imported", "teachers"):
             raise ValueError(f"pairs.strategy: {self.pairs.strategy!r} does not compare the candidates of a turn")
         return self
@@ -84,9 +81,7 @@ class PairwrightTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="pairwrigh
     def pair_config(self) -> Config:
         """Return our configuration, with NAT's options as those of `pairs`."""
         own = {name: getattr(self.pairs, name) for name in self.pairs.model_fields_set}
-        theirs: dict[str, Any] = {}
-        for name in _NAT_PAIR_OPTIONS:
-            theirs |= own_names({name: getattr(self, name)})
+        theirs = own_names({name: getattr(self, name) for name in _NAT_PAIR_OPTIONS})
         pairs = {**theirs, "dedupe": False, "contradictions": "keep", **own}
         # as in NAT, several evaluations of one example are not compared with each other
         if pairs["strategy"] != "divergence" and not self.pairs.across_groups and self.pairs.votes is None:
@@ -201,7 +196,9 @@ class PairwrightTrainerAdapterConfig(TrainerAdapterConfig, name="pairwright_trai
             return adjust_config(Config(), seed=self.seed, backend={"name": self.backend, "nemo_customizer": service})
         # values of `train` replace hyperparameters of the same name; sections are merged key by key
         asked = self.hyperparameters.model_dump(exclude_none=True)
-        train = _overlay(asked, self.train.model_dump(exclude_unset=True))
+        if "channels" in self.train.model_fields_set:
+            del asked["training_type"]  # `channels` replaces it
+        train = merge_trees(asked, self.train.model_dump(exclude_unset=True))
         train["dpo"] = follow_average(train["dpo"])
         return adjust_config(
             Config(),
@@ -211,21 +208,6 @@ class PairwrightTrainerAdapterConfig(TrainerAdapterConfig, name="pairwright_trai
             tokens=self.tokens.model_dump(exclude_unset=True),
             engine={**self.engine.model_dump(exclude_unset=True), **({"name": "ray"} if self.backend == "ray" else {})},
         )
-
-
-def _overlay(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Merge two trees of options; values of `above` take precedence.
-
-    >>> _overlay({"epochs": 1, "dpo": {"beta": 0.1}}, {"dpo": {"loss": "ipo"}})
-    {'epochs': 1, 'dpo': {'beta': 0.1, 'loss': 'ipo'}}
-    """
-    result = dict(below)
-    if "channels" in above:
-        result.pop("training_type", None)  # `channels` replaces it
-    for key, value in above.items():
-        before = result.get(key)
-        result[key] = _overlay(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
-    return result
 
 
 class PairwrightTrainerConfig(TrainerConfig, name="pairwright_trainer"):  # type: ignore[misc,call-arg]

@@ -53,6 +53,9 @@ logger = logging.getLogger(__name__)
 # NAT's default of finetuning.output_dir, for a builder that was not initialized with one.
 DEFAULT_DIR = Path("./.tmp/nat/finetuning")
 TRACES = Path("traces") / "workflow_output.json"
+# Counts in the metrics, as in NAT's builder
+_TOTALS = ("total_examples", "total_turns", "total_candidates", "total_pairs", "total_trajectories")
+_SKIPPED = ("skipped_single_candidate", "skipped_score_diff")
 Candidates = dict[str, list[CandidateStep]]
 
 
@@ -61,6 +64,11 @@ def check_name(run_id: str) -> str:
     if not run_id or run_id in (".", "..") or Path(run_id).name != run_id:
         raise ValueError(f"run id {run_id!r}: expected a plain file name")
     return run_id
+
+
+def output_dir(own: Path | None, run_config: FinetuneConfig | None) -> Path:
+    """Return the folder of runs and jobs: that of a component, or `pairwright` in finetuning.output_dir."""
+    return own or Path(DEFAULT_DIR if run_config is None else run_config.output_dir) / "pairwright"
 
 
 class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
@@ -130,7 +138,8 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
 
     def log_progress(self, run_id: str, metrics: Json, output_dir: str | None = None) -> None:
         """Append a line to `dpo_trajectory_builder_<run_id>.jsonl`."""
-        folder = Path(output_dir) if output_dir else self._progress_dir()
+        default = DEFAULT_DIR / "dpo_trajectory_builder" if self.run_config is None else self.run_config.output_dir
+        folder = Path(output_dir or default)
         folder.mkdir(parents=True, exist_ok=True)
         names = ("ttc_step_name", "exhaustive_pairs", "min_score_diff", "max_pairs_per_turn")
         entry = {
@@ -145,8 +154,8 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
 
     def _build(self, run_id: str, result: EvaluationRunOutput) -> TrajectoryCollection:
         """Build the collection of a run in its folder."""
-        self._metrics = {"run_id": run_id, **dict.fromkeys(_COUNTS, 0)}
-        self._folder = self._output_dir() / check_name(run_id)
+        self._metrics = {"run_id": run_id, **dict.fromkeys((*_TOTALS, *_SKIPPED), 0)}
+        self._folder = output_dir(self.config.output_dir, self.run_config) / check_name(run_id)
         # remove the folder of an interrupted run with this id, whose table would be appended to
         shutil.rmtree(self._folder, ignore_errors=True)
         try:
@@ -166,7 +175,7 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
             self._metrics["hint"] = self.hint
             logger.warning("run %s: no pairs: %s; see %s", run_id, self.hint, folder)
         self.log_progress(run_id, {})
-        counts = ", ".join(f"{self._metrics[name]} {name.removeprefix('total_')}" for name in _COUNTS[:5])
+        counts = ", ".join(f"{self._metrics[name]} {name.removeprefix('total_')}" for name in _TOTALS)
         logger.info("run %s: %s; dropped: %s", run_id, counts, self._metrics.get("dropped") or "nothing")
         return TrajectoryCollection(trajectories=groups, run_id=run_id)
 
@@ -271,14 +280,6 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
     def _count(self, name: str, number: int) -> None:
         self._metrics[name] = self._metrics.get(name, 0) + number
 
-    def _progress_dir(self) -> Path:
-        return DEFAULT_DIR / "dpo_trajectory_builder" if self.run_config is None else Path(self.run_config.output_dir)
-
-    def _output_dir(self) -> Path:
-        if self.config.output_dir is not None:
-            return self.config.output_dir
-        return (DEFAULT_DIR if self.run_config is None else Path(self.run_config.output_dir)) / "pairwright"
-
     @contextmanager
     def _workspace(self) -> Iterator[Path]:
         """Yield the folder of the run that is being finalized, or else a temporary folder."""
@@ -287,18 +288,6 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
             return
         with TemporaryDirectory(prefix="pairwright-nat-") as folder:
             yield Path(folder)
-
-
-# Counts in the metrics, as in NAT's builder.
-_COUNTS = (
-    "total_examples",
-    "total_turns",
-    "total_candidates",
-    "total_pairs",
-    "total_trajectories",
-    "skipped_single_candidate",
-    "skipped_score_diff",
-)
 
 
 def _explain_no_candidates(result: EvaluationRunOutput, step_name: str) -> str:

@@ -98,11 +98,8 @@ class ExperienceQueries:
     def _list_files(self) -> list[Path]:
         folder = self._item.path
         names = {path.name for path in folder.iterdir()}
-        files = []
-        for segment in self._table.segments():
-            name = f"{segment}.parquet"
-            files.append(folder / (name if name in names else f"{segment}{SUFFIX}"))
-        return files
+        files = ((f"{segment}.parquet", f"{segment}{SUFFIX}") for segment in self._table.segments())
+        return [folder / (parquet if parquet in names else journal) for parquet, journal in files]
 
     def _read_journal(self, path: Path) -> pa.Table:
         return pa.Table.from_batches(self._table.part(path.stem).scan(columns=list(SCHEMA.names)), schema=SCHEMA)
@@ -183,10 +180,7 @@ class ExperienceQueries:
         siblings = self.rows.take(listed, columns, snapshot)
         view = experience_view(exp)
         # Stored scores are shown with the components of the recorded reward.
-        view["components"] = {
-            **view["components"],
-            **plain(stored_scores(self._item.path, exp.eid.uid).get(exp.eid.uid, {})),
-        }
+        view["components"] |= plain(stored_scores(self._item.path, exp.eid.uid).get(exp.eid.uid, {}))
         return {
             "row": number,
             **view,

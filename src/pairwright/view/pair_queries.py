@@ -61,8 +61,9 @@ class PairQueries:
         self.rows = RowQueries(item.key, lambda: [self._file], PAIR_SCHEMA, text=_CONTENT)
         self._lint: tuple[Any, pl.Series] | None = None  # findings of each pair, and the snapshot that they are of
         lengths = ("num_chosen_characters", "num_rejected_characters")
+        ratio = pl.when(pl.col(lengths[1]) > 0).then(pl.col(lengths[0]) / pl.col(lengths[1]))
         self.rows.derived = {
-            "length_ratio": Derived(pa.float64(), lengths, _length_ratio),
+            "length_ratio": Derived(pa.float64(), lengths, lambda frame: frame.select(ratio).to_series()),
             "lint": Derived(pa.string(), ("id",), self._lint_words, prepare=self._prepare_lint),
         }
         if self._tables:
@@ -123,9 +124,8 @@ class PairQueries:
         (pair,) = pairs_of_batch(self.rows.batch_at(self.rows.find("id", identity, snapshot), snapshot))
         return {"text": msgspec.json.format(msgspec.json.encode(pair), indent=2).decode()}
 
-    # Lint: one bit of `flags` per finding; texts are read once per version of the file
-
     def _prepare_lint(self) -> None:
+        """Lint all pairs, with one bit of `flags` per finding; texts are read once per version of the file."""
         snapshot = self.rows.snapshot()
         if self._lint is not None and self._lint[0] == snapshot.signature:
             return
@@ -145,11 +145,6 @@ class PairQueries:
         if self._lint is None or self._lint[0] != snapshot.signature:
             return []
         return (self._lint[1][number] or "").split()
-
-
-def _length_ratio(frame: pl.DataFrame) -> pl.Series:
-    ratio = pl.col("num_chosen_characters") / pl.col("num_rejected_characters")
-    return frame.select(pl.when(pl.col("num_rejected_characters") > 0).then(ratio)).to_series()
 
 
 def _narrow_flags(file: Path, tolerance: float) -> np.ndarray[Any, Any]:

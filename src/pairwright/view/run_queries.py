@@ -47,7 +47,7 @@ class RunQueries:
         stages = manifest.get("stages", {}) if isinstance(manifest, dict) else {}
         return {
             **self._summarize(item),
-            "metrics": plain(_metrics(evaluation)),
+            "metrics": _metrics(evaluation),
             "gate": plain(evaluation.get("gate")),
             "funnels": self._funnels(run),
             "curves": _curves(run),
@@ -70,20 +70,17 @@ class RunQueries:
         tables = [other for other in own if other.kind == "experiences" and "/evaluation/" not in other.key]
         pairs = [other for other in own if other.kind == "pairs"]
         statuses = [read_status(stages.train.parent, strict=False) for stages in run.rounds if stages.train]
-        summary: dict[str, Any] = plain(
-            {
-                "key": item.key,
-                "rounds": sum(bool(stages.name) for stages in run.rounds),
-                "experiences": sum(Table(table.path, create=False).count() for table in tables),
-                "pairs": sum(pq.read_metadata(table.path / PAIRS_NAME).num_rows for table in pairs),
-                "state": statuses[-1].state if statuses and statuses[-1] is not None else None,
-                "passed": evaluation["gate"]["passed"] if evaluation.get("gate") else None,
-                "metric": next(iter(_metrics(evaluation)), None),
-                "modified": item.path.stat().st_mtime,
-                "evaluation": next((other.key for other in reversed(own) if other.kind == "evaluation"), None),
-            }
-        )
-        return summary
+        return {
+            "key": item.key,
+            "rounds": sum(bool(stages.name) for stages in run.rounds),
+            "experiences": sum(Table(table.path, create=False).count() for table in tables),
+            "pairs": sum(pq.read_metadata(table.path / PAIRS_NAME).num_rows for table in pairs),
+            "state": statuses[-1].state if statuses and statuses[-1] is not None else None,
+            "passed": evaluation["gate"]["passed"] if evaluation.get("gate") else None,
+            "metric": next(iter(_metrics(evaluation)), None),
+            "modified": item.path.stat().st_mtime,
+            "evaluation": next((other.key for other in reversed(own) if other.kind == "evaluation"), None),
+        }
 
     def _funnels(self, run: RunFolder) -> list[dict[str, Any]]:
         funnels = []
@@ -134,7 +131,7 @@ class RunQueries:
             "offset": offset,
             "rows": own[offset : offset + limit],
             "metric": wanted,
-            "metrics": plain(_metrics(evaluation)),
+            "metrics": _metrics(evaluation),
             "gate": plain(evaluation.get("gate")),
             "before": evaluation.get("before"),
             "after": evaluation.get("after"),
@@ -166,7 +163,7 @@ def _open(item: Item) -> tuple[RunFolder, dict[str, Any]]:
 
 
 def _metrics(evaluation: dict[str, Any]) -> list[dict[str, Any]]:
-    return [{name: metric.get(name) for name in _METRIC} for metric in evaluation.get("metrics") or []]
+    return [{name: plain(metric.get(name)) for name in _METRIC} for metric in evaluation.get("metrics") or []]
 
 
 def _curves(run: RunFolder) -> list[dict[str, Any]]:
@@ -178,6 +175,5 @@ def _curves(run: RunFolder) -> list[dict[str, Any]]:
             curve = metric_curve(rows, key)
             if not curve.steps:
                 continue
-            points = [(fmean(steps), fmean(values)) for steps, values in curve.windows()]
-            curves.append({"name": key, "points": points})
+            curves.append({"name": key, "points": [(fmean(steps), fmean(ys)) for steps, ys in curve.windows()]})
     return curves

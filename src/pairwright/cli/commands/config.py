@@ -72,7 +72,7 @@ def from_nat(
     from pairwright.config.from_nat import from_nat as convert
     from pairwright.config.from_nat import read_nat
     from pairwright.config.key_comments import to_yaml
-    from pairwright.paths import claim_file, write_bytes
+    from pairwright.paths import write_bytes
 
     tree = read_nat(file)
     try:
@@ -81,8 +81,9 @@ def from_nat(
         # the conversion does not know the name of the file
         raise ConfigError(f"{file}: {error}") from None
     if output is not None:
-        with claim_file(output, overwrite=overwrite, work="configuration"):
-            write_bytes(output, to_yaml(conversion.tree).encode(), error=ConfigError)
+        if output.exists() and not overwrite:
+            raise ConfigError(f"{output}: exists already: choose another name, or --overwrite")
+        write_bytes(output, to_yaml(conversion.tree).encode(), error=ConfigError)
     if as_json:
         unmapped = [asdict(entry) for entry in conversion.unmapped]
         print_json({"config": conversion.tree, "unmapped": unmapped, "set": conversion.to_set})
