@@ -6,12 +6,12 @@ import re
 from collections.abc import Callable
 from functools import wraps
 from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
 from typing import Any
 
 from typer.core import TyperGroup
 
-from pairwright.cli.arguments import refuse_addresses
-from pairwright.errors import PairwrightError
+from pairwright.errors import ConfigError, PairwrightError
 from pairwright.interrupts import is_interrupt
 
 # Error numbers, and what the user can do about them
@@ -60,6 +60,7 @@ _AT_STOP = {
 }  # fmt: skip
 # A line of the metadata such as: httpx>=0.27; extra == "serve"; groups: package, extra
 _REQUIREMENT = re.compile(r"""([\w.-]+).*extra == ['"]([\w-]+)['"]""")
+_MANGLED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/].*", re.S)  # what pathlib makes of scheme://...
 _WRITTEN = re.compile(r"; \w+( \w+)? was written$")  # "; nothing was written", "; no report was written"
 
 
@@ -139,7 +140,7 @@ def describe_stop(name: str, *, is_resumed: bool = False) -> str:
 def _guarded(callback: Callable[..., Any], name: str) -> Callable[..., Any]:
     @wraps(callback)
     def guarded(*args: Any, **params: Any) -> Any:
-        refuse_addresses(params, name)
+        _refuse_addresses(params, name)
         try:
             return callback(*args, **params)
         except BaseException as error:
@@ -148,3 +149,17 @@ def _guarded(callback: Callable[..., Any], name: str) -> Callable[..., Any]:
             raise Interrupted(describe_stop(name, is_resumed=bool(params.get("resume")))) from error
 
     return guarded
+
+
+def _refuse_addresses(params: dict[str, Any], name: str) -> None:
+    """Raise ConfigError if a command that takes a local path got an address."""
+    for param, value in params.items():
+        for path in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(path, Path) and _MANGLED.fullmatch(str(path)):
+                from pairwright.paths import place
+
+                raise ConfigError(
+                    f"{place(str(path).replace(':/', '://', 1))}: an address, but `pairwright {name}` takes its "
+                    f"{param.replace('_', ' ')} only on this machine: copy it to a folder here and name that "
+                    "(docs: Scale)"
+                )

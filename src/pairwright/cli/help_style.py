@@ -62,7 +62,6 @@ class GroupWithDefault(TyperGroup):
         page.format_help(ctx, formatter)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """Commands of the group, and the options of the default one."""
         items = super().shell_complete(ctx, incomplete)
         names = {item.value for item in items}
         others = self.commands[self.default].shell_complete(ctx, incomplete)
@@ -70,8 +69,6 @@ class GroupWithDefault(TyperGroup):
 
 
 class GroupWithCompare(GroupWithDefault):
-    """A group whose default command is `compare`."""
-
     default = "compare"
 
 

@@ -103,7 +103,6 @@ def set_flags(ctx: typer.Context) -> dict[str, tuple[str, Any]]:
 
 
 def _expand(keys: tuple[str, ...]) -> Iterator[str]:
-    """Keys, with each section replaced by its keys."""
     from pairwright.config.config_tree import field_of, section_of
 
     for key in keys:

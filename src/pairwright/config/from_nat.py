@@ -78,7 +78,6 @@ class _Resolver(VersionedResolver):
 
 
 def with_text_keys(tree: Mapping[Any, Any]) -> dict[str, Any]:
-    """A file's tree with every key as text."""
     try:
         return {str(key): with_text_keys(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
     except RecursionError:
@@ -246,7 +245,6 @@ class _Conversion:
         self.unmapped.setdefault(".".join(key), reason)
 
     def add_defaults(self, tree: Mapping[str, Any]) -> None:
-        """Write out NAT's defaults that differ from ours."""
         for pattern, value in DEFAULTS.items():
             # patterns with `*` belong to a component, which must have been chosen and understood
             section, _, rest = pattern.partition(".*.")

@@ -219,7 +219,6 @@ class TokensConfig(Section):
 
     @property
     def pair_length(self) -> int | None:
-        """The longest side of a pair."""
         return self.max_length if self.max_pair_length is None else self.max_pair_length
 
     def content(self) -> dict[str, Any]:

@@ -154,7 +154,6 @@ class PreferenceConfig(PreferenceTerms, PreferenceLossName):  # keys of the last
 
     @property
     def losses(self) -> dict[str, float]:
-        """The losses with a weight above 0, by name."""
         return {name: weight for name, weight in self.mixture.items() if weight} or {self.loss: 1.0}
 
 

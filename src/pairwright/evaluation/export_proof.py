@@ -323,7 +323,6 @@ def _model_logps(model: Any, prefixes: Sequence[list[int]]) -> list[NDArray[np.f
 def _server_logps(
     server: LlamaServer, ids: list[int], *, lora: float | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the likeliest next tokens and their log-probabilities."""
     body: Json = {"prompt": ids, "n_predict": 1, "temperature": 0, "n_probs": _NUM_TOKENS}
     # Log-probabilities are from before sampling, and only reported if the drawn token is complete text: force "a".
     letter = server.ask("/tokenize", {"content": "a", "add_special": False})["tokens"][0]

@@ -136,7 +136,6 @@ TASKS_EVIDENCE = "a comparison of runs of different tasks says which task is eas
 
 
 def advise(figures: Figures) -> list[Advice]:
-    """The advice of all rules whose condition holds for these figures."""
     return list(_advise(figures))
 
 

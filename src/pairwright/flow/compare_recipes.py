@@ -40,8 +40,6 @@ Overrides = list[tuple[str, str]]
 
 
 class Comparer:
-    """The recipes of a file, run over seeds in one folder."""
-
     def __init__(
         self, path: Path, recipes: Recipes, folder: Path, *, base: Path, overrides: Overrides, view: View
     ) -> None:
@@ -113,7 +111,6 @@ class Comparer:
         return content_hash("recipe", settings, recipe.data, recipe.experience, recipe.train, exams)
 
     def _try(self, recipe: Recipe | None, config: Config, model: Path, experience: Path, folder: Path) -> Json:
-        """Train and run the exams; returns the costs, or the error."""
         gc.collect()  # memory of the previous recipe must not count for this one
         meter = Meter()
         try:
@@ -148,7 +145,6 @@ class Comparer:
         return train_stage(config, model, folder / "train", inputs, self.view)
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        """Call a function of the user."""
         function = load_function(name, group="pairwright.recipes", base=self.base)
         try:
             return function(*arguments)

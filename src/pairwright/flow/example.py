@@ -108,7 +108,6 @@ def run_script(command: list[str], view: View) -> subprocess.CompletedProcess[st
 def run_example(
     example: Example, folder: Path, *, seed: int, view: View, overrides: list[tuple[str, str]]
 ) -> tuple[Json, Json]:
-    """Run the whole example in a folder. Returns the result of the run and the evaluation of every metric."""
     folder.mkdir(parents=True, exist_ok=True)
     start = prepare(example, folder, seed=seed, view=view)
     config, resolved = example_config(example, start, [("seed", str(seed)), *overrides])

@@ -83,8 +83,6 @@ def _as_bytes(peak: int) -> int:
 
 
 class Manifest:
-    """The stages of one run folder."""
-
     def __init__(self, path: Path, *, seed: int) -> None:
         self.path = path
         self.stages: dict[str, StageRecord] = {}
@@ -109,7 +107,6 @@ class Manifest:
         return known is not None and known.key == key and known.state == "done"
 
     def has_other(self, name: str, key: str) -> bool:
-        """Return whether the stage was started with another key."""
         known = self.stages.get(name)
         return known is not None and known.key != key
 
@@ -129,7 +126,6 @@ def _versions() -> dict[str, str]:
 
 
 def _revision() -> str | None:
-    """Return the git revision of the working directory, if it is in a repository."""
     command = ["git", "rev-parse", "HEAD"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10)

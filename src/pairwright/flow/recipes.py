@@ -87,7 +87,6 @@ class Recipes(Section):
 
 
 def read_recipes(path: Path) -> Recipes:
-    """Read and check a recipe file."""
     try:
         return Recipes.model_validate(read_tree(path))
     except ValidationError as error:

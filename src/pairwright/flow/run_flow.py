@@ -82,8 +82,6 @@ class Plan:
 
 
 class Flow:
-    """The stages of one run folder."""
-
     def __init__(self, config: Config, folder: Path, *, base: Path | None = None, view: View | None = None) -> None:
         self.config, self.folder, self.base = config, folder, base
         self.view = View() if view is None else view
@@ -259,7 +257,7 @@ class Flow:
         )
 
     def scoring(self, number: int, place: Path, upstream: str) -> PlannedStage:
-        """Return the stage that scores the experience of a round. Answers of judges are always kept."""
+        # no folders: answers of judges are always kept
         config, folder = self.config, place / "experience"
         settings = config.score.model_dump(mode="json", include={"scorers", "judge"})
         names = [scorer.partition("=")[2] or scorer for scorer in config.score.scorers]
@@ -274,7 +272,6 @@ class Flow:
     def derive_stages(
         self, number: int, place: Path, model: Path, experiences: list[tuple[Path, str]], upstream: str
     ) -> list[PlannedStage]:
-        """Return the stages for pairs, tokens and training of a round."""
         config, name = self._round_config(), f"round-{number}"
         tables, table_keys = [path for path, _ in experiences], [key for _, key in experiences]
         # keys form a chain: experience -> pairs -> tokens -> train, so a change repeats everything after it
@@ -323,7 +320,6 @@ class Flow:
         ]
 
     def proof(self, number: int, place: Path, model: Path, first: str) -> PlannedStage:
-        """Return the stage that compares the initial model with that of this round on the held-out tasks."""
         config = self.config
         settings = config.evaluate.model_dump(mode="json")
         key = content_hash("evaluate", settings, config.seed, first, self._train_key)
@@ -339,7 +335,6 @@ class Flow:
         )
 
     def deployment(self) -> PlannedStage:
-        """Return the stage that deploys the model of the last round."""
         config, folder = self.config, self.folder / f"round-{self.config.loop.rounds}" / "train"
         return PlannedStage("deploy", self._train_key, (), lambda: deploy_stage(config, folder, self.view))
 
@@ -360,7 +355,6 @@ class Flow:
 
     @property
     def _num_stages(self) -> int:
-        """Number of stages of the whole run: four per round, scoring, exams and deployment."""
         loop = self.config.loop
         num_exams = {"never": 0, "last": 1, "each": loop.rounds}[loop.evaluate]
         return (4 + bool(self.config.score.scorers)) * loop.rounds + num_exams + self._deploys
@@ -370,7 +364,6 @@ class Flow:
         return "import" if self.config.collect.workflow is None else "collect"
 
     def _initial_model(self) -> Path:
-        """Return the folder of the model to train; required even if the policy is an endpoint."""
         config = self.config
         name = initial_model(config)
         if is_address(name):
@@ -445,7 +438,6 @@ def write_config(folder: Path, config: Json) -> None:
 
 
 def _model_key(model: Path) -> str:
-    """Return the key of a model: the hash of its weights."""
     from pairwright.training.model.load_model import model_hash
 
     if not (model / "config.json").exists():

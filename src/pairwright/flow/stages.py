@@ -86,7 +86,6 @@ def find_beside(base: Path | None, name: str | Path) -> Path:
 
 
 def initial_model(config: Config) -> str:
-    """Return the name of the model to train."""
     if config.trained_model is None:
         raise ConfigError("model: expected the folder of the model that is trained")
     return config.trained_model
@@ -100,7 +99,6 @@ def source_paths(config: Config, base: Path | None) -> list[str]:
 
 
 def import_stage(config: Config, folder: Path, base: Path | None, view: View) -> Json:
-    """Import the files of `sources` into an experience table."""
     from pairwright.sources.format import options_of
     from pairwright.store.importing import import_files, refuse_empty
     from pairwright.store.table import Table
@@ -121,7 +119,6 @@ def import_stage(config: Config, folder: Path, base: Path | None, view: View) ->
 
 
 def score_stage(config: Config, table: Path, base: Path | None, view: View) -> Json:
-    """Run the scorers of `score` over the experience table of a round."""
     from pairwright.scores.score_tables import score
 
     section, counts = config.score, {}
@@ -164,7 +161,6 @@ def pairs_stage(config: Config, tables: list[Path], folder: Path, view: View) ->
 
 
 def tokens_stage(config: Config, pairs: Path, model: Path, folder: Path, view: View) -> Json:
-    """Encode the pairs with the tokenizer of the model."""
     from pairwright.tokens.stage.cache import describe_losses
     from pairwright.tokens.stage.stage import encode_source
 
@@ -270,7 +266,6 @@ def _submit_job(config: Config, model: Path, folder: Path, inputs: Mapping[str, 
 
 
 def evaluate_stage(config: Config, folder: Path, before: Path, after: Path, base: Path | None, view: View) -> Json:
-    """Evaluate both models on the held-out tasks with the same seeds; writes evaluation.json."""
     from pairwright.evaluation import write_evaluation
     from pairwright.evaluation.held_out_runs import evaluate_models
 

@@ -94,7 +94,6 @@ def _text(message: Message) -> str:
 
 
 def _is_plain(message: Message) -> bool:
-    """Return whether a message consists of text only."""
     has_parts = isinstance(message.content, list)
     return not (message.tool_calls or message.reasoning or message.tool_call_id or message.name or has_parts)
 
@@ -202,7 +201,6 @@ def _preference(
     tools: tuple[Json, ...],
     answers: tuple[tuple[Message, ...], tuple[Message, ...]],
 ) -> Experience:
-    """Build the preference of an item, with the scores of its metadata."""
     scores = [metadata.get(name) for name in ("chosen_score", "rejected_score")]
     sides = [
         Side(messages=answer, reward=float(score) if isinstance(score, int | float) else None)
@@ -221,7 +219,6 @@ def _preference(
 
 
 def store_preferences(preferences: Preferences, folder: Path) -> Table:
-    """Write preferences to a new table."""
     if not preferences.experiences:
         raise PairwrightError(f"no DPO items in the trajectories ({preferences.num_other} items of another kind)")
     table = Table(folder)
@@ -267,7 +264,6 @@ def select_trajectories(
 
 
 def drops_of(funnel: Json) -> Counter[str]:
-    """Sum the drops of a funnel by reason."""
     drops: Counter[str] = Counter()
     for stage in funnel["stages"]:
         drops.update({drop["reason"]: drop["count"] for drop in stage["drops"]})

@@ -183,7 +183,6 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
         append_synced(folder / name, msgspec.json.encode(entry, enc_hook=str) + b"\n")
 
     async def _find_problem(self) -> str | None:
-        """Return why the backend cannot train, or None."""
         config = self.adapter_config
         if self.backend == "nemo-customizer":
             return await _find_service_problem(str(config.entity_host))
@@ -195,7 +194,6 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
         return f"{', '.join(missing)} not installed: pip install 'pairwright[{extra}]'" if missing else None
 
     def _submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
-        """Store the pairs and submit the job to its backend; an existing job is reused."""
         config, run_id = self.adapter_config, trajectories.run_id
         root = self._output_dir() / run_id
         folder, backend = root / "train", find_backend(self.backend)
@@ -319,7 +317,6 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
         return status.model_copy(update={"metadata": metadata})
 
     def _output_model(self, folder: Path, job: Job) -> str | None:
-        """Return the name of the model on the service, or its folder."""
         if self.backend == "nemo-customizer":
             name = job.details.get("output_model")
             return None if name is None else str(name)
@@ -335,7 +332,6 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
 
 
 def _count_pairs(pairs: Path, job: Job) -> Json:
-    """Count the pairs for training and validation, and the removed ones by reason."""
     funnel, files = read_funnel(pairs), job.details.get("files") or {}
     removed = drops_of(funnel) + Counter(files.get("refused") or {})
     trained, held_out = (

@@ -153,7 +153,6 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
         append_synced(folder / f"dpo_trajectory_builder_{check_name(run_id)}.jsonl", line)
 
     def _build(self, run_id: str, result: EvaluationRunOutput) -> TrajectoryCollection:
-        """Build the collection of a run in its folder."""
         self._metrics = {"run_id": run_id, **dict.fromkeys((*_TOTALS, *_SKIPPED), 0)}
         self._folder = output_dir(self.config.output_dir, self.run_config) / check_name(run_id)
         # remove the folder of an interrupted run with this id, whose table would be appended to
@@ -184,7 +183,6 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
         return bool(is_end and step.payload.name == self.config.ttc_step_name)
 
     def _collect_candidates(self, eval_result: EvaluationRunOutput) -> Candidates:
-        """Import the steps of an evaluation and return its candidates by example and turn."""
         items = list(eval_result.eval_input.eval_input_items)
         used = [item for item in items if any(map(self._is_target_step, item.trajectory))]
         self._count("examples_without_candidates", len(items) - len(used))
@@ -343,7 +341,6 @@ def _experience(candidate: CandidateStep, turns: Candidates) -> Experience:
 
 
 def _preference(pair: Any, by_uid: dict[str, CandidateStep], turns: Candidates) -> PreferencePair:
-    """Convert one of our pairs to NAT's form, with its candidates."""
     chosen, rejected = by_uid[pair.chosen_eid.uid], by_uid[pair.rejected_eid.uid]
     return PreferencePair(
         example_id=chosen.example_id,

@@ -44,7 +44,6 @@ def tag(name: str, /, *children: object, **attributes: object) -> Markup:
 
 
 def table(heads: Iterable[object], rows: Iterable[Iterable[object]]) -> Markup:
-    """Build a table; all cells are escaped, except markup."""
     head = tag("tr", *(tag("th", head) for head in heads))
     body = [tag("tr", *(tag("td", cell) for cell in row)) for row in rows]
     return tag("table", tag("thead", head), tag("tbody", *body))

@@ -24,7 +24,6 @@ Transcripts = dict[tuple[str, str], Experience]
 
 
 def outcome_section(run: RunFolder) -> Section | None:
-    """Return the results of the evaluation, or None if there is none."""
     if run.evaluation is None:
         return None
     evaluation = read_evaluation(run.evaluation)
@@ -127,7 +126,6 @@ def _round_plot(run: RunFolder, name: str) -> Plot | None:
 
 
 def _table(metrics: list[dict[str, Any]]) -> Markup:
-    """Render the table of all metrics, with differences, intervals and sign tests."""
     heads = ("metric", "before", "after", "difference", "interval", "change", "won", "drawn", "lost", "sign test p")
     rows = []
     for metric in metrics:
@@ -157,7 +155,7 @@ def _change(metric: dict[str, Any]) -> Markup:
 
 
 def _gain(metric: dict[str, Any]) -> float:
-    """Return the difference of a metric, positive if the new model is better."""
+    """The difference of a metric, positive if the new model is better."""
     mean: float = metric["difference"]["mean"]
     return mean if metric["better"] == "higher" else -mean
 

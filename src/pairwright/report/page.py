@@ -35,7 +35,6 @@ class Report:
 
 
 def make_report(folder: Path, *, tokenizer: Path | None = None, title: str | None = None) -> Report:
-    """Build the report of a run folder."""
     run = open_run(folder)
     builders: list[tuple[str, Callable[[RunFolder], Section | None]]] = [
         ("outcome", outcome_section),
@@ -81,7 +80,6 @@ def write_report(folder: Path, output: Path, *, tokenizer: Path | None = None, t
 
 
 def _page(title: str, sections: list[Section]) -> Markup:
-    """Assemble the HTML document."""
     links = [tag("a", section.title, href=f"#{section.anchor}") for section in sections]
     head = tag(
         "head",

@@ -33,7 +33,6 @@ class Plot:
     note: str = ""
 
     def card(self) -> Markup:
-        """Render the plot as an element of the page."""
         keys = [tag("span", tag("i", class_=tone), name) for name, tone in self.legend]
         return tag(
             "figure",

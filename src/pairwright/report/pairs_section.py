@@ -65,7 +65,6 @@ def _narrow_rows(folder: Path) -> pl.DataFrame:
 
 
 def _spread_plots(rows: pl.DataFrame) -> list[Plot]:
-    """Return histograms of the gap and of the lengths of both sides."""
     chosen, rejected = (rows[f"num_{side}_characters"].to_numpy().astype(float) for side in ("chosen", "rejected"))
     edges, (gaps,), note = _bin_columns([rows["gap"].to_numpy()])
     gap = Plot(
@@ -159,7 +158,6 @@ def _credit_line(folder: Path) -> Markup | str:
 
 
 def sample_pairs(run: RunFolder) -> list[Pair]:
-    """Return the sample pairs of the page."""
     folder = run.last("pairs")
     if folder is None:
         return []

@@ -11,7 +11,6 @@ Json = dict[str, Any]
 
 
 def recipes_section(run: RunFolder) -> Section | None:
-    """Return the comparison of recipes, or None if the folder has none."""
     if run.comparison is None:
         return None
     compared = read_json(run.comparison)

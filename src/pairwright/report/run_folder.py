@@ -101,7 +101,6 @@ def round_folders(folder: Path) -> list[Path]:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file of a run."""
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise PairwrightError(f"{path}: more than {MAX_JSON_BYTES >> 20} MB, which no stage writes")

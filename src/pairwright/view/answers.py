@@ -26,8 +26,6 @@ _QUERIES: dict[Kind, Callable[[Item, Library], Any]] = {
 
 
 class Answers:
-    """Answers the queries of the page over a library."""
-
     def __init__(self, library: Library) -> None:
         self.library = library
         self._runs = RunQueries(library)
@@ -78,7 +76,6 @@ class Answers:
         }
 
     def answer(self, question: str, asked: Parameters) -> Any:
-        """Answer a question with a JSON value."""
         return self.questions[question](asked)
 
     def queries(self, asked: Parameters, kind: Kind) -> Any:
@@ -94,7 +91,6 @@ class Answers:
         return lambda asked: self.queries(asked, kind)
 
     def _opened(self, asked: dict[str, Any], kind: Kind) -> Any:
-        """Return the queries over the table that a decision names."""
         return self.queries({"source": [str(asked.get("source", ""))]}, kind)
 
     def _list_library(self, _: Parameters) -> dict[str, Any]:
@@ -107,7 +103,6 @@ class Answers:
 
 
 def _read_snippets(rows: RowQueries, asked: Parameters) -> Any:
-    """Return the text around the matches of a search in the rows of a page."""
     numbers = [_parse_number("row", text) for text in asked.get("row", ())]
     if len(numbers) > MAX_PAGE:
         raise ConfigError(f"row: at most {MAX_PAGE} rows, got {len(numbers):,}")
@@ -154,7 +149,6 @@ def _parse_number(name: str, text: str) -> int:
 
 
 def _page(asked: Parameters) -> tuple[int, int]:
-    """Return the offset and the limit of a page of a list."""
     return _number(asked, "offset", 0), max(1, min(MAX_PAGE, _number(asked, "limit", 100)))
 
 

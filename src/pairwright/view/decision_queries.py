@@ -198,7 +198,6 @@ class Decisions:
         return {"record": {"row": number, **view, "siblings": [], "num_siblings": 0}, **counts}
 
     def summarize_ratings(self, table: ExperienceQueries, source: str) -> dict[str, Any]:
-        """Return the number of ratings by person, and the agreement."""
         file = self._rating_file(source)
         ratings = file.ratings()
         uids = [rating.uid for rating in ratings]
@@ -212,7 +211,6 @@ class Decisions:
         }
 
     def vote_on_turn(self, asked: dict[str, Any], table: ExperienceQueries) -> dict[str, Any]:
-        """Save a vote on a turn."""
         vote = _convert(asked, TurnQuestion)
         item = self._library.get(vote.source, "experiences")
         table.rows.find("uid", vote.uid, table.rows.snapshot())  # raises for an id that is not in the table
@@ -232,7 +230,6 @@ class Decisions:
         return {"saved": True}
 
     def list_exclusions(self, source: str) -> dict[str, Any]:
-        """Return the excluded experiences of a table."""
         item = self._library.get(source, "experiences")
         exclusions = self._opened(ExclusionFile, item.path).exclusions()
         rows = [

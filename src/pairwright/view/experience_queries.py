@@ -76,8 +76,6 @@ MAX_BEGINNING = 120  # characters of a prompt or an answer in a list
 
 
 class ExperienceQueries:
-    """Queries over one experience table."""
-
     def __init__(self, item: Item, library: Library) -> None:
         self._item = item
         self._library = library
@@ -113,7 +111,6 @@ class ExperienceQueries:
         return page
 
     def list_facets(self, query: Query) -> list[dict[str, Any]]:
-        """Return facet counts over the matching rows."""
         facets = [*FACETS[:2], *(_OF_PAIRS if self.rows.derived else ()), *FACETS[2:]]
         return count_facets(self.rows, query, facets)
 
@@ -198,7 +195,6 @@ class ExperienceQueries:
         return [{"turn": one.turn, "verdict": one.verdict, "value": one.value, "source": one.source} for one in credits]
 
     def read_task(self, task: str, limit: int) -> list[dict[str, Any]]:
-        """Return the experiences of a task, by run and step."""
         snapshot = self.rows.snapshot()
         numbers = self.rows.select(Query((f"task = {quote(task)}",)), snapshot)
         assert numbers is not None
@@ -234,7 +230,6 @@ class ExperienceQueries:
 
 
 def experience_view(exp: Experience) -> dict[str, Any]:
-    """Convert an experience for the page."""
     source = exp.source
     return {
         "uid": exp.eid.uid,

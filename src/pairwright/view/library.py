@@ -85,7 +85,6 @@ class Library:
         return [item for item in self.of_kind("experiences") if item.path in folders]
 
     def pairs_of_table(self, table: Item) -> list[Item]:
-        """Return the pairs in the library that were built from an experience table."""
         return [item for item in self.of_kind("pairs") if table in self.tables_of_pairs(item)]
 
     def as_json(self) -> list[dict[str, Any]]:

@@ -52,8 +52,6 @@ TEXT_FINDINGS = ("empty", "white-space", "contradictions", "near-duplicates")
 
 
 class PairQueries:
-    """Queries over one pairs table."""
-
     def __init__(self, item: Item, library: Library) -> None:
         self._item = item
         self._library = library
@@ -82,13 +80,11 @@ class PairQueries:
         return UidMap(frames)
 
     def list_rows(self, query: Query, offset: int, limit: int) -> dict[str, Any]:
-        """Return a page of the list."""
         page: dict[str, Any] = plain(self.rows.read_page(query, offset, limit, LISTED))
         add_beginnings(self.rows, page["rows"], prompt=("prompt",), answer=("chosen",))
         return page
 
     def list_facets(self, query: Query) -> list[dict[str, Any]]:
-        """Return facet counts over the matching pairs."""
         facets = [*FACETS, FacetColumn("lint", "lint", "words")]
         if self._tables:
             facets.append(FacetColumn("source", "source"))
@@ -119,7 +115,6 @@ class PairQueries:
         }
 
     def read_raw(self, identity: str) -> dict[str, Any]:
-        """Return one pair as indented JSON."""
         snapshot = self.rows.snapshot()
         (pair,) = pairs_of_batch(self.rows.batch_at(self.rows.find("id", identity, snapshot), snapshot))
         return {"text": msgspec.json.format(msgspec.json.encode(pair), indent=2).decode()}

@@ -248,7 +248,6 @@ class RowQueries:
         return pl.any_horizontal(parts)
 
     def take(self, numbers: Sequence[int], columns: Sequence[str], snapshot: Snapshot) -> list[dict[str, Any]]:
-        """Read rows by number, in the order of the numbers."""
         return self.take_frame(numbers, columns, snapshot).to_dicts()
 
     def take_frame(self, numbers: Sequence[int], columns: Sequence[str], snapshot: Snapshot) -> pl.DataFrame:
@@ -268,7 +267,6 @@ class RowQueries:
         return pl.concat(frames, how="vertical_relaxed")[np.searchsorted(ordered, wanted)]
 
     def batch_at(self, number: int, snapshot: Snapshot) -> pa.RecordBatch:
-        """Read one complete row as a record batch."""
         row = self.take_frame([number], self.schema.names, snapshot).to_arrow().cast(self.schema)
         (batch,) = row.to_batches()
         return batch

@@ -29,14 +29,11 @@ _OUTCOMES = {"loss": 0, "draw": 1, "win": 2}  # regressions first
 
 
 class RunQueries:
-    """Queries over the runs and evaluations of the library."""
-
     def __init__(self, library: Library) -> None:
         self._library = library
         self._sides: dict[Path, ExperienceQueries] = {}  # tables of evaluations, by folder
 
     def list_runs(self) -> list[dict[str, Any]]:
-        """Return every run with its outcome, gate and counts."""
         return [self._summarize(item) for item in self._library.of_kind("run")]
 
     def read_run(self, key: str) -> dict[str, Any]:
@@ -139,7 +136,6 @@ class RunQueries:
         }
 
     def read_task(self, key: str, task: str) -> dict[str, Any]:
-        """Return the runs of both models on one task."""
         item = self._library.get(key, "evaluation")
         sides: dict[str, Any] = {}
         for side in SIDES:

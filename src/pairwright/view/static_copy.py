@@ -83,7 +83,6 @@ class _Copy:
     whole: list[str] = field(default_factory=list)
 
     def add(self, item: Item) -> None:
-        """Add all answers about one item."""
         source = item.key
         if item.kind == "run":
             self.ask("runs.run", source=source)
