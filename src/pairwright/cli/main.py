@@ -13,6 +13,7 @@ from typer.exceptions import TyperException
 from typer.main import get_command
 
 from pairwright import __version__
+from pairwright.cli import guards
 from pairwright.cli.commands import config, evaluate, jobs, model, pairs, serve, tokens
 from pairwright.cli.commands import experience_table as experience
 from pairwright.cli.commands.choose_recipe import advise_recipe, compare_recipes
@@ -26,15 +27,6 @@ from pairwright.cli.commands.run import init_project, run_demo, run_flow
 from pairwright.cli.commands.score import score_runs
 from pairwright.cli.commands.teach import ask_teachers
 from pairwright.cli.commands.train import TRAIN_KEYS, train_model
-from pairwright.cli.guards import (
-    Interrupted,
-    describe_os_error,
-    describe_stop,
-    extras_with,
-    first_os_error,
-    guard_commands,
-    with_way_out,
-)
 from pairwright.cli.help_style import HELP_NAMES, GroupInOrder, simplify_help
 from pairwright.cli.key_options import with_options
 from pairwright.cli.overrides import ConfigCommand
@@ -127,17 +119,17 @@ def main() -> None:
     """Run the command line; print one line on stderr for every error that a user can act on."""
     try:
         command = get_command(app)
-        guard_commands(command)
+        guards.guard_commands(command)
         simplify_help(command)
         # not standalone: exceptions are raised here instead of being printed
         code = command(prog_name="pairwright", standalone_mode=False)
-        if code == Interrupted.exit_code:  # before the command began
-            sys.exit(_fail(describe_stop(""), code))
+        if code == guards.Interrupted.exit_code:  # before the command began
+            sys.exit(_fail(guards.describe_stop(""), code))
         sys.stdout.flush()
     except PairwrightError as error:
-        sys.exit(_fail(with_way_out(error), error.exit_code))
+        sys.exit(_fail(guards.with_way_out(error), error.exit_code))
     except ModuleNotFoundError as error:
-        extras = extras_with(error.name or "")
+        extras = guards.extras_with(error.name or "")
         if not extras:
             raise
         # Several extras may list a package: the one of this command, else the first in the order of the flow.
@@ -148,18 +140,18 @@ def main() -> None:
         message = error.format_message() or "expected the name of a command, see above."
         sys.exit(_fail(f"{message.rstrip('.')}. Try --help.", 3))
     except (KeyboardInterrupt, typer.Abort):
-        sys.exit(_fail(describe_stop(""), Interrupted.exit_code))
+        sys.exit(_fail(guards.describe_stop(""), guards.Interrupted.exit_code))
     except BrokenPipeError:  # `pairwright ... | head`
         _drop_output()
         sys.exit(0)
     except OSError as error:
         _drop_output()
-        sys.exit(_fail(describe_os_error(error), 1))
+        sys.exit(_fail(guards.describe_os_error(error), 1))
     except BaseExceptionGroup as group:
-        os_error = first_os_error(group)
+        os_error = guards.first_os_error(group)
         if os_error is None:
             raise
-        sys.exit(_fail(describe_os_error(os_error), 1))
+        sys.exit(_fail(guards.describe_os_error(os_error), 1))
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -25,24 +25,8 @@ from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.resolver import VersionedResolver
 from ruamel.yaml.tag import Tag
 
+from pairwright.config import nat_keys
 from pairwright.config.config_tree import Config, field_of, section_of
-from pairwright.config.nat_keys import (
-    API_KEY,
-    BELOW,
-    COMPONENTS,
-    DATASET_TYPES,
-    DEFAULTS,
-    IMAGE,
-    LLM_TYPES,
-    NIM_MAX_TOKENS,
-    OTHER_REASONS,
-    PAIRS,
-    REASONS,
-    RENAMED,
-    STATUS_FAILURES,
-    STORE_TOKEN,
-    WITHOUT_EFFECT,
-)
 from pairwright.config.pairs_names import own_names
 from pairwright.config.plain_yaml import merge_trees, read_yaml
 from pairwright.errors import ConfigError
@@ -89,7 +73,7 @@ def entry_of(tree: Mapping[str, Any], section: str) -> Any:
     value = tree.get(section)
     if value is None:
         return {}
-    if section in COMPONENTS or section == "llms":
+    if section in nat_keys.COMPONENTS or section == "llms":
         if not isinstance(value, Mapping) or not all(isinstance(entry, Mapping) for entry in value.values()):
             raise ConfigError(f"{section}: expected components by name, each with its keys")
     elif section == "finetuning" and not isinstance(value, Mapping):
@@ -99,7 +83,7 @@ def entry_of(tree: Mapping[str, Any], section: str) -> Any:
 
 def find_component(tree: Mapping[str, Any], section: str) -> str | None:
     """Name of the component that `finetuning` selects, or of the only one."""
-    role, _ = COMPONENTS[section]
+    role = nat_keys.COMPONENTS[section]
     names = list(entry_of(tree, section))
     name = entry_of(tree, "finetuning").get(role)
     if name is not None:
@@ -145,14 +129,14 @@ class Converted:
 
 def from_nat(theirs: Mapping[Any, Any]) -> Converted:
     """Our configuration for a NAT file as `read_nat` reads it. ConfigError if it does not configure finetuning."""
-    if not any(section in theirs for section in ("finetuning", *COMPONENTS)):
-        raise ConfigError(f"no finetuning configuration: expected one of finetuning, {', '.join(COMPONENTS)}")
+    if not any(section in theirs for section in ("finetuning", *nat_keys.COMPONENTS)):
+        raise ConfigError(f"no finetuning configuration: expected one of finetuning, {', '.join(nat_keys.COMPONENTS)}")
     tree = with_text_keys(theirs)
     curriculum = entry_of(tree, "finetuning").get("curriculum_learning")
     # a section that is switched off has no effect, whatever is in it
     if isinstance(curriculum, dict) and not curriculum.get("enabled"):
         del tree["finetuning"]["curriculum_learning"]
-    conversion = _Conversion(chosen={section: find_component(tree, section) for section in COMPONENTS})
+    conversion = _Conversion(chosen={section: find_component(tree, section) for section in nat_keys.COMPONENTS})
     conversion.chosen["llms"] = find_llm(tree)
     # `finetuning` first: if two keys disagree, the first one counts
     for section in sorted(tree, key=lambda name: name != "finetuning"):
@@ -182,14 +166,16 @@ class _Conversion:
             pattern = ".".join((section, "*", *key[2:]))
         else:
             pattern = ".".join(key)
-        if key[-1] == "_type" and self._type(key, value):
+        if pattern in nat_keys.TYPES:
+            if value not in nat_keys.TYPES[pattern]:
+                self.leave(key[:-1], f"of type {value!r}; converted are {', '.join(nat_keys.TYPES[pattern])}")
             return
         # keys of `finetuning` that only select a component
-        if section == "finetuning" and len(key) == 2 and key[1] in (name for name, _ in COMPONENTS.values()):
+        if section == "finetuning" and len(key) == 2 and key[1] in nat_keys.COMPONENTS.values():
             return
         if key == ("finetuning", "target_model") and (value is None or self.chosen["llms"] is not None):
             return
-        if pattern in WITHOUT_EFFECT and WITHOUT_EFFECT[pattern] == value:
+        if pattern in nat_keys.WITHOUT_EFFECT and nat_keys.WITHOUT_EFFECT[pattern] == value:
             return
         if any(".".join(key).startswith(f"{left}.") for left in self.unmapped):
             return  # the whole section is reported
@@ -197,20 +183,20 @@ class _Conversion:
 
     def _translate(self, pattern: str, key: Key, value: Any) -> None:
         # the NAT section whose keys are copied by name
-        below = next((theirs for theirs in BELOW if pattern.startswith(f"{theirs}.")), None)
-        if pattern in RENAMED:
-            self.place(RENAMED[pattern], value, key)
-        elif below is not None and _is_ours(own := BELOW[below] + pattern.removeprefix(below)):
+        below = next((theirs for theirs in nat_keys.BELOW if pattern.startswith(f"{theirs}.")), None)
+        if pattern in nat_keys.RENAMED:
+            self.place(nat_keys.RENAMED[pattern], value, key)
+        elif below is not None and _is_ours(own := nat_keys.BELOW[below] + pattern.removeprefix(below)):
             self.place(own, value, key)
-        elif pattern in PAIRS:
+        elif pattern in nat_keys.PAIRS:
             self._pairs(key, value)
-        elif pattern == STATUS_FAILURES:
+        elif pattern == nat_keys.STATUS_FAILURES:
             # NAT counts the failure that ends the wait, we count the failures before it
             if isinstance(value, int) and value >= 1:
                 self.place("backend.nemo_customizer.max_status_failures", value - 1, key)
             elif value is not None:
                 self.leave(key, "set backend.nemo_customizer.max_status_failures to one less")
-        elif pattern in (STORE_TOKEN, API_KEY):
+        elif pattern in (nat_keys.STORE_TOKEN, nat_keys.API_KEY):
             self._secret(pattern, key, value)
         else:
             self._give_reason(pattern, key)
@@ -245,7 +231,7 @@ class _Conversion:
         self.unmapped.setdefault(".".join(key), reason)
 
     def add_defaults(self, tree: Mapping[str, Any]) -> None:
-        for pattern, value in DEFAULTS.items():
+        for pattern, value in nat_keys.DEFAULTS.items():
             # patterns with `*` belong to a component, which must have been chosen and understood
             section, _, rest = pattern.partition(".*.")
             if rest:
@@ -254,14 +240,14 @@ class _Conversion:
                     continue
                 self._translate(pattern, (section, name, rest), value)
             else:
-                self.values.setdefault(tuple(RENAMED[pattern].split(".")), value)
+                self.values.setdefault(tuple(nat_keys.RENAMED[pattern].split(".")), value)
         llm = self.chosen["llms"]
         if llm is not None and entry_of(tree, "llms")[llm].get("_type") == "nim":
-            self.values.setdefault(("policy", "max_tokens"), NIM_MAX_TOKENS)
+            self.values.setdefault(("policy", "max_tokens"), nat_keys.NIM_MAX_TOKENS)
         elif llm is not None:
             self.values.setdefault(("policy", "max_tokens"), None)  # NAT's default is the endpoint's limit, ours is 512
         if self.values.get(("loop", "deploy")) is True:
-            self.values.setdefault(("backend", "nemo_customizer", "deployment_config", "image_name"), IMAGE)
+            self.values.setdefault(("backend", "nemo_customizer", "deployment_config", "image_name"), nat_keys.IMAGE)
         adapter = self.chosen["trainer_adapters"]
         if adapter is not None and f"trainer_adapters.{adapter}" not in self.unmapped:
             self.values[("backend", "name")] = "nemo-customizer"
@@ -320,52 +306,37 @@ class _Conversion:
 
     def _secret(self, pattern: str, key: Key, value: Any) -> None:
         """Copy a token or key only if it is a reference to the environment."""
+        is_key = pattern == nat_keys.API_KEY
         reference = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
         if reference is None:
             if value not in (None, ""):
-                own = "policy.api_key_env" if pattern == API_KEY else "backend.nemo_customizer.hf_token: ${HF_TOKEN}"
+                own = "policy.api_key_env" if is_key else "backend.nemo_customizer.hf_token: ${HF_TOKEN}"
                 self.leave(key, f"a secret is not copied: put it into the environment and set {own}")
-        elif pattern == API_KEY:
+        elif is_key:
             self.place("policy.api_key_env", reference[1], key)
         else:
             self.place("backend.nemo_customizer.hf_token", f"${{{reference[1]}}}", key)
-
-    def _type(self, key: Key, value: Any) -> bool:
-        """True if the `_type` is known or was reported as unknown."""
-        section = key[0]
-        types: tuple[str, ...]
-        if section in COMPONENTS and len(key) == 3:
-            types = COMPONENTS[section][1]
-        elif section == "llms" and len(key) == 3:
-            types = LLM_TYPES
-        elif key == ("eval", "general", "dataset", "_type"):
-            types = DATASET_TYPES
-        else:
-            return False
-        if value not in types:
-            self.leave(key[:-1], f"of type {value!r}; converted are {', '.join(types)}")
-        return True
 
     def _choice(self, section: str) -> str:
         name = self.chosen[section]
         if section == "llms":
             return f"llms.{name} is" if name else "finetuning.target_model does not say which is; set policy"
-        return f"finetuning.{COMPONENTS[section][0]} is {name}" if name else "finetuning names none"
+        return f"finetuning.{nat_keys.COMPONENTS[section]} is {name}" if name else "finetuning names none"
 
     def _give_reason(self, pattern: str, key: Key) -> None:
         # patterns that match the start of the key; the longest is the most specific reason
         parts = tuple(pattern.split("."))
         fitting = [
             theirs.split(".")
-            for theirs in REASONS
+            for theirs in nat_keys.REASONS
             if len(words := theirs.split(".")) <= len(parts)
             and all(want in ("*", part) for want, part in zip(words, parts, strict=False))
         ]
         if not fitting:
-            self.leave(key, OTHER_REASONS.get(key[0], _NO_COUNTERPART))
+            self.leave(key, nat_keys.OTHER_REASONS.get(key[0], _NO_COUNTERPART))
             return
         longest = max(fitting, key=len)
-        self.leave(key[: len(longest)], REASONS[".".join(longest)])
+        self.leave(key[: len(longest)], nat_keys.REASONS[".".join(longest)])
 
 
 def _leaves(key: Key, value: Any) -> Iterator[tuple[Key, Any]]:

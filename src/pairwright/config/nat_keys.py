@@ -5,14 +5,20 @@ stands for the component that `finetuning` names.
 """
 
 COMPONENTS = {
-    "trajectory_builders": ("trajectory_builder", ("dpo_traj_builder",)),
-    "trainers": ("trainer", ("nemo_customizer_trainer",)),
-    "trainer_adapters": ("trainer_adapter", ("nemo_customizer_trainer_adapter",)),
+    "trajectory_builders": "trajectory_builder",
+    "trainers": "trainer",
+    "trainer_adapters": "trainer_adapter",
 }
-"""Section: the key of `finetuning` that selects one of its entries, and the supported types."""
+"""Section: the key of `finetuning` that selects one of its entries."""
 
-LLM_TYPES = ("openai", "nim")
-DATASET_TYPES = ("json", "jsonl", "csv", "parquet")
+TYPES = {
+    "trajectory_builders.*._type": ("dpo_traj_builder",),
+    "trainers.*._type": ("nemo_customizer_trainer",),
+    "trainer_adapters.*._type": ("nemo_customizer_trainer_adapter",),
+    "llms.*._type": ("openai", "nim"),
+    "eval.general.dataset._type": ("json", "jsonl", "csv", "parquet"),
+}
+"""The types of components that are converted."""
 
 _CUSTOMIZER = "backend.nemo_customizer"
 RENAMED = {

@@ -19,22 +19,9 @@ import msgspec
 
 from pairwright.config import Config
 from pairwright.errors import ConfigError, PairwrightError
+from pairwright.flow import stages
 from pairwright.flow.manifest import Manifest, Meter, StageRecord
-from pairwright.flow.stages import (
-    View,
-    check_collection,
-    collect_stage,
-    deploy_stage,
-    evaluate_stage,
-    find_beside,
-    import_stage,
-    initial_model,
-    pairs_stage,
-    score_stage,
-    source_paths,
-    tokens_stage,
-    train_stage,
-)
+from pairwright.flow.stages import View
 from pairwright.paths import (
     ModelFolderError,
     claim_folder,
@@ -232,9 +219,9 @@ class Flow:
         """Return the stage that provides the experience of a round: collected by a workflow, or imported from files."""
         if self._gathering == "import":
             key = content_hash("import", self.config.sources.model_dump(mode="json"), self._files())
-            config, gather, inputs = self.config, import_stage, dict[str, str]()
+            config, gather, inputs = self.config, stages.import_stage, dict[str, str]()
         else:
-            config, gather = self.policy_config(model, number), collect_stage
+            config, gather = self.policy_config(model, number), stages.collect_stage
             # limits of concurrency and time do not affect sampling, so they are not part of the key
             settings = config.collect.model_dump(mode="json", exclude={"max_concurrency", "task_timeout_seconds"})
             # the form of earlier versions, so that their collections keep their keys
@@ -252,7 +239,7 @@ class Flow:
             (place / "experience",),
             lambda: gather(config, place, self.base, self.view),
             is_precious=True,
-            check=lambda: check_collection(config, place) if gather is collect_stage else None,
+            check=lambda: stages.check_collection(config, place) if gather is stages.collect_stage else None,
             inputs=inputs,
         )
 
@@ -266,7 +253,7 @@ class Flow:
             f"round-{number}/score",
             content_hash("score", settings, code, upstream),
             (),
-            lambda: score_stage(config, folder, self.base, self.view),
+            lambda: stages.score_stage(config, folder, self.base, self.view),
         )
 
     def derive_stages(
@@ -303,19 +290,19 @@ class Flow:
                 f"{name}/pairs",
                 pairs_key,
                 (place / "pairs",),
-                lambda: pairs_stage(config, tables, place / "pairs", self.view),
+                lambda: stages.pairs_stage(config, tables, place / "pairs", self.view),
             ),
             PlannedStage(
                 f"{name}/tokens",
                 tokens_key,
                 (place / "tokens",),
-                lambda: tokens_stage(config, place / "pairs", model, place / "tokens", self.view),
+                lambda: stages.tokens_stage(config, place / "pairs", model, place / "tokens", self.view),
             ),
             PlannedStage(
                 f"{name}/train",
                 train_key,
                 (place / "train",),
-                lambda: train_stage(config, model, place / "train", inputs, self.view),
+                lambda: stages.train_stage(config, model, place / "train", inputs, self.view),
             ),
         ]
 
@@ -328,7 +315,7 @@ class Flow:
             f"round-{number}/evaluate",
             key,
             folders,
-            lambda: evaluate_stage(config, place, self.initial, model, self.base, self.view),
+            lambda: stages.evaluate_stage(config, place, self.initial, model, self.base, self.view),
             inputs=self._user_files(
                 config.evaluate.workflow or config.collect.workflow, config.evaluate.dataset or config.collect.dataset
             ),
@@ -336,7 +323,7 @@ class Flow:
 
     def deployment(self) -> PlannedStage:
         config, folder = self.config, self.folder / f"round-{self.config.loop.rounds}" / "train"
-        return PlannedStage("deploy", self._train_key, (), lambda: deploy_stage(config, folder, self.view))
+        return PlannedStage("deploy", self._train_key, (), lambda: stages.deploy_stage(config, folder, self.view))
 
     def policy_config(self, model: Path, number: int) -> Config:
         """Return the configuration with the previous round's model as policy; the first round keeps an endpoint."""
@@ -365,10 +352,10 @@ class Flow:
 
     def _initial_model(self) -> Path:
         config = self.config
-        name = initial_model(config)
+        name = stages.initial_model(config)
         if is_address(name):
             raise ConfigError(f"model: {place(name)} is an address: copy the folder of the model here, and name that")
-        path = find_beside(self.base, name)
+        path = stages.find_beside(self.base, name)
         path = path if path.exists() else Path(name)
         if config.backend.name == "local" and is_hub_id(path):  # other backends resolve Hub ids themselves
             with contextlib.suppress(ModelFolderError):  # downloaded only when the run begins
@@ -380,7 +367,7 @@ class Flow:
         configured; a tokenizer path is resolved from the configuration's folder, like the model."""
         config = self.config
         name = config.tokens.tokenizer
-        if name is not None and (path := find_beside(self.base, name)).exists():
+        if name is not None and (path := stages.find_beside(self.base, name)).exists():
             tokens = config.tokens.model_copy(update={"tokenizer": str(path)})
             config = config.model_copy(update={"tokens": tokens})
         if config.loop.reference == "initial" and config.train.reference == "initial" and config.loop.rounds > 1:
@@ -414,7 +401,7 @@ class Flow:
 
         # The text, since a touched file with the same content must not cause another import.
         prompt = read_compaction_prompt(self.config.sources.compaction_prompt, self.base)
-        return [[str(path), *stamp_of(path)] for path in expand_paths(source_paths(self.config, self.base))] + (
+        return [[str(path), *stamp_of(path)] for path in expand_paths(stages.source_paths(self.config, self.base))] + (
             [prompt] if prompt else []
         )
 
@@ -423,7 +410,7 @@ class Flow:
         found = {}
         for name in filter(None, names):
             for part in (name, name.rpartition(":")[0]):
-                if part and (path := find_beside(self.base, part)).is_file():
+                if part and (path := stages.find_beside(self.base, part)).is_file():
                     found[part] = content_hash(path.read_bytes().hex())
         return found
 

@@ -180,10 +180,10 @@ class PairwrightTrainerAdapterConfig(TrainerAdapterConfig, name="pairwright_trai
         """Return our configuration of a job."""
         if self.backend == "nemo-customizer":
             own = (
-                *("entity_host", "datastore_host", "namespace", "dataset_name", "customization_config", "pin_revision"),
-                *("create_namespace_if_missing", "use_full_message_history", "deployment_timeout_seconds"),
-                *("poll_interval_seconds", "training_timeout_seconds"),
-            )
+                "entity_host", "datastore_host", "namespace", "dataset_name", "customization_config", "pin_revision",
+                "create_namespace_if_missing", "use_full_message_history", "deployment_timeout_seconds",
+                "poll_interval_seconds", "training_timeout_seconds",
+            )  # fmt: skip
             service = {
                 **{name: getattr(self, name) for name in own},
                 "hf_token": self.hf_token or None,
