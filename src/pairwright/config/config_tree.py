@@ -1,7 +1,7 @@
 """`Config`: one section per stage, in the order of the flow, and the dotted keys of its fields."""
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -100,16 +100,16 @@ def field_of(key: str) -> FieldInfo:
     0.0
     """
     *sections, name = key.split(".")
-    model: type[BaseModel] | None = Config
-    for section in sections:
-        model = (
-            None
-            if model is None or section not in model.model_fields
-            else section_of(model.model_fields[section].annotation)
-        )
-    if model is None or name not in model.model_fields:
-        raise KeyError(key)
-    return model.model_fields[name]
+    return fields_at(sections, Config)[name]
+
+
+def fields_at(location: Iterable[str], root: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The fields of the section at a location below `root`; none if there is no section."""
+    model: type[BaseModel] | None = root
+    for part in location:
+        field = model.model_fields.get(part) if model is not None else None
+        model = None if field is None else section_of(field.annotation)
+    return {} if model is None else model.model_fields
 
 
 def explain_unknown(key: str) -> str:

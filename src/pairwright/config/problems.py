@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
-from pairwright.config.config_tree import section_of
+from pairwright.config.config_tree import fields_at
 from pairwright.config.sections import Section
 from pairwright.errors import ConfigError
 
@@ -80,7 +80,7 @@ def _locate(problem: Any, root: type[BaseModel]) -> tuple[list[str], str]:
     name, colon, rest = message.partition(": ")
     # a validator may name its field by its own name, or by the full dotted key
     prefix = ".".join([*location, ""])
-    if colon and (name in _list_keys(location, root) or (prefix and name.startswith(prefix))):
+    if colon and (name in fields_at(location, root) or (prefix and name.startswith(prefix))):
         return [*location, name.removeprefix(prefix)], rest
     return location, message
 
@@ -97,15 +97,7 @@ def _expectation(message: str) -> str:
 
 
 def _explain_unknown(location: list[str], root: type[BaseModel]) -> str:
-    known = _list_keys(location[:-1], root)
+    known = fields_at(location[:-1], root)
     near = difflib.get_close_matches(location[-1], known, n=1)
     hint = f"did you mean {'.'.join([*location[:-1], *near])!r}?" if near else f"known keys: {', '.join(known)}"
     return f"unknown key {'.'.join(location)!r}; {hint}"
-
-
-def _list_keys(location: list[str], root: type[BaseModel]) -> list[str]:
-    model: type[BaseModel] | None = root
-    for part in location:
-        field = model.model_fields.get(part) if model is not None else None
-        model = None if field is None else section_of(field.annotation)
-    return [] if model is None else list(model.model_fields)

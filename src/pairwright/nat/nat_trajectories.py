@@ -114,8 +114,10 @@ def build_trajectory(pair: PreferencePair, *, reward_from_score_diff: bool) -> T
     if pair.pair is not None:
         metadata["pair_id"] = pair.pair.id
         metadata["chosen_uid"], metadata["rejected_uid"] = pair.pair.chosen_eid.uid, pair.pair.rejected_eid.uid
-        # For text-only pairs, the item is complete.
-        if not _is_text_only(pair.pair):
+        # For one answer of text on both sides, without tools, the item is complete.
+        messages = (*pair.pair.prompt, *pair.pair.chosen, *pair.pair.rejected)
+        has_one_answer = len(pair.pair.chosen) == len(pair.pair.rejected) == 1
+        if not has_one_answer or pair.pair.tools or not all(map(_is_plain, messages)):
             metadata[WHOLE] = {
                 "prompt": [to_chat_message(message) for message in pair.pair.prompt],
                 "chosen": [to_chat_message(message) for message in pair.pair.chosen],
@@ -125,11 +127,6 @@ def build_trajectory(pair: PreferencePair, *, reward_from_score_diff: bool) -> T
     item = DPOItem(prompt=pair.prompt, chosen_response=pair.chosen_response, rejected_response=pair.rejected_response)
     reward = pair.score_diff if reward_from_score_diff else pair.chosen_score
     return Trajectory(episode=[item], reward=reward, shaped_rewards=None, metadata=metadata)
-
-
-def _is_text_only(pair: Pair) -> bool:
-    sides = len(pair.chosen) == len(pair.rejected) == 1
-    return sides and not pair.tools and all(map(_is_plain, (*pair.prompt, *pair.chosen, *pair.rejected)))
 
 
 @dataclass(frozen=True)
