@@ -62,7 +62,7 @@ PAIRS = (
     "trainers.*.deduplicate_pairs",
     "trainers.*.max_pairs",
 )
-"""Keys that `pairs` understands (`own_names` in config/pairs_config.py)."""
+"""Keys that `pairs` understands (`own_names` in config/pairs_names.py)."""
 
 STATUS_FAILURES = "trainer_adapters.*.max_consecutive_status_failures"
 STORE_TOKEN = "trainer_adapters.*.hf_token"

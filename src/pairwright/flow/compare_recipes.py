@@ -11,7 +11,7 @@ error.
 
 import gc
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -190,7 +190,13 @@ class Comparer:
 
     def _result(self, name: str, exam: str, metric: Metric, seeds: Sequence[int], config: Config) -> Json:
         """Return one metric of one exam: by seed, its mean, and its difference to the baseline if that is done."""
-        values = [_mean(_numbers(self._scores(name, exam, seed, config), metric)) for seed in seeds]
+        values = []
+        for seed in seeds:
+            scores = self._scores(name, exam, seed, config)
+            values.append(_mean(scores.column(metric.name).values()))
+            if values[-1] is None:
+                have = ", ".join(scores.metrics)
+                raise PairwrightError(f"{scores.source}: no run has {metric.name}; they have {have}")
         baseline = self.recipes.baseline
         both = [
             seed for seed in seeds if "cpu_seconds" in _read_done(self.folder / f"seed-{seed}" / "recipes" / baseline)
@@ -228,13 +234,6 @@ def _read_done(folder: Path) -> Json:
     return done
 
 
-def _numbers(scores: Scores, metric: Metric) -> list[float]:
-    numbers = [value for value in scores.column(metric.name).values() if value is not None]
-    if not numbers:
-        raise PairwrightError(f"{scores.source}: no run has {metric.name}; they have {', '.join(scores.metrics)}")
-    return numbers
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
+def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
