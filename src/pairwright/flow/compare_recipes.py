@@ -20,6 +20,7 @@ import msgspec
 
 from pairwright.collection.run_failures import one_line
 from pairwright.config import Config, load_config
+from pairwright.config.config_file import adjust_config
 from pairwright.config.user_code import load_function
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.evaluation.comparison import Metric, compare
@@ -118,9 +119,7 @@ class Comparer:
             trained = str(result.get("model") or model)
             spent = meter.read()
             for exam, changes in self.recipes.exams.items():
-                asked = load_config(None, overrides=list(flatten({"evaluate": changes})), environment={}).evaluate
-                section = config.evaluate.model_copy(update={key: getattr(asked, key) for key in changes})
-                settings = config.model_copy(update={"evaluate": section})
+                settings = adjust_config(config, evaluate=changes)
                 play_holdout(settings, trained, folder / exam, resume=True, base=self.base, watch=self.view.collecting)
             return {"result": result, "training": spent, **meter.read()}
         except PairwrightError as error:
