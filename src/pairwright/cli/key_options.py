@@ -13,10 +13,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import typer
 
 from pairwright.cli.arguments import PLACE, complete_choices
-from pairwright.cli.overrides import ConfigCommand
-
-_META = "pairwright.flags"  # where the context keeps what derived options set
-
+from pairwright.cli.overrides import FLAGS, ConfigCommand
 
 # Spellings of keys on the command line that their names and types do not determine: flags, and placeholders of values
 _FLAGS = {
@@ -24,6 +21,8 @@ _FLAGS = {
     "backend.name": "--backend",
     "pairs.within_run": "--within-run/--no-within-run",
     "pairs.memory_megabytes": "--memory",
+    "collect.num_tasks": "--limit",
+    "evaluate.num_tasks": "--limit",
     "score.scorers": "--with",
     "score.max_concurrency": "--concurrency",
     "teach.max_concurrency": "--concurrency",
@@ -84,16 +83,10 @@ def with_options(*keys: str, after: str = "output", without: tuple[str, ...] = (
                 if source is not None and source.name == "COMMANDLINE":
                     value = value.split(",") if key in _JOINED else value
                     flags[key] = (param.opts[0], tuple(value) if isinstance(value, list) else value)
-            ctx.meta[_META] = flags
+            ctx.meta[FLAGS] = flags
             return rest
 
     return CommandWithOptions
-
-
-def set_flags(ctx: typer.Context) -> dict[str, tuple[str, Any]]:
-    """The derived options that were set on the command line, as key: (option, value)."""
-    flags: dict[str, tuple[str, Any]] = ctx.meta[_META]
-    return flags
 
 
 def _expand(keys: tuple[str, ...]) -> Iterator[str]:

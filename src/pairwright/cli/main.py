@@ -54,7 +54,7 @@ app = typer.Typer(
     context_settings={"help_option_names": HELP_NAMES},
 )
 app.command("import", cls=with_options(*IMPORT_KEYS), rich_help_panel=_DATA)(import_files)
-app.command("collect", cls=ConfigCommand, rich_help_panel=_DATA)(collect_runs)
+app.command("collect", cls=with_options("collect.num_tasks", after="resume"), rich_help_panel=_DATA)(collect_runs)
 app.command("record", rich_help_panel=_DATA)(record)
 app.command("teach", cls=with_options("teach.max_concurrency", after="token_ids"), rich_help_panel=_DATA)(ask_teachers)
 app.command("score", cls=with_options("score", after="experience"), rich_help_panel=_DATA)(score_runs)

@@ -23,6 +23,7 @@ from pairwright.errors import ConfigError
 if TYPE_CHECKING:
     from pairwright.config import Config
 
+FLAGS = "pairwright.flags"  # where the context keeps what derived options set
 # A dotted key; parts after the first may have dashes
 _KEY = r"[A-Za-z_]\w*(?:\.[\w-]+)*"
 # Group 1 is the key; a value may span lines
@@ -36,11 +37,6 @@ Overrides = Annotated[
         help="Set one key of the configuration, e.g. train.epochs=2; repeat. --set may be left out.",
         autocompletion=complete_override,
     ),
-]
-
-
-Limit = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Only the first N tasks, to try it.", show_default=False)
 ]
 
 
@@ -68,15 +64,21 @@ class ConfigCommand(TyperCommand):
         return super().parse_args(ctx, joined)
 
 
-def parse_overrides(words: Iterable[str] | None, limit: int | None = None, *limited: str) -> list[tuple[str, str]]:
-    """Keys and values for `load_config`; --limit sets the keys `limited`."""
-    pairs = [] if limit is None else [(key, str(limit)) for key in limited]
+def parse_overrides(words: Iterable[str] | None) -> list[tuple[str, str]]:
+    """Keys and values for `load_config`."""
+    pairs = []
     for word in words or ():
         key, equals, value = word.partition("=")
         if not equals or not key:
             raise ConfigError(f"--set: got {word!r}, expected KEY=VALUE, e.g. --set train.epochs=2")
         pairs.append((key, value))
     return pairs
+
+
+def set_flags(ctx: typer.Context) -> dict[str, tuple[str, Any]]:
+    """The derived options that were set on the command line, as key: (option, value)."""
+    flags: dict[str, tuple[str, Any]] = ctx.meta[FLAGS]
+    return flags
 
 
 def load_settings(

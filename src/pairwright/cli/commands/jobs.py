@@ -8,9 +8,9 @@ import typer
 
 from pairwright.cli.arguments import AsJson
 from pairwright.cli.guards import Interrupted
-from pairwright.cli.key_options import set_flags, with_options
+from pairwright.cli.key_options import with_options
 from pairwright.cli.output import print_result, say
-from pairwright.cli.overrides import ConfigCommand, Overrides, load_settings
+from pairwright.cli.overrides import ConfigCommand, Overrides, load_settings, set_flags
 from pairwright.cli.progress_view import LiveTable, duration
 from pairwright.errors import PairwrightError, PlaceError
 

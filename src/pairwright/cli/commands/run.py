@@ -58,9 +58,10 @@ def run_flow(
     from pairwright.config import base_folder, load_config, printable_config
     from pairwright.errors import ConfigError
 
-    overrides = parse_overrides(override, limit, "collect.num_tasks", "evaluate.num_tasks")
+    overrides = parse_overrides(override)
     if limit is not None:
-        overrides.append(("evaluate.gate", "null"))
+        num_tasks = [(f"{section}.num_tasks", str(limit)) for section in ("collect", "evaluate")]
+        overrides = [*num_tasks, *overrides, ("evaluate.gate", "null")]
     settings = load_config(config, overrides=overrides)
     folder = output or Path("runs") / (settings.name if limit is None else f"{settings.name}-trial")
     base = base_folder(settings, config)

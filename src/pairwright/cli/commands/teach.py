@@ -7,9 +7,8 @@ import typer
 
 from pairwright.cli.arguments import PLACE, AsJson
 from pairwright.cli.commands.collect import say_failures
-from pairwright.cli.key_options import set_flags
 from pairwright.cli.output import print_result, say
-from pairwright.cli.overrides import Overrides, load_settings
+from pairwright.cli.overrides import Overrides, load_settings, set_flags
 from pairwright.cli.progress_view import CollectView
 from pairwright.errors import ConfigError, PairwrightError
 

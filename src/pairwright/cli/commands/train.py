@@ -8,9 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from pairwright.cli.arguments import PLACE, AsJson
-from pairwright.cli.key_options import set_flags
 from pairwright.cli.output import print_result, say
-from pairwright.cli.overrides import Overrides, load_settings
+from pairwright.cli.overrides import Overrides, load_settings, set_flags
 from pairwright.cli.progress_view import TrainingView
 from pairwright.errors import ConfigError
 
