@@ -27,6 +27,7 @@ from pairwright.store.table import Table
 Prompt = list[OpenAIMessage] | str
 # Metadata key of a trajectory for content that a DPOItem cannot represent.
 WHOLE = "pairwright"
+_INFO = ("example_id", "turn_id", "chosen_index", "rejected_index", "pair_id")  # metadata that a preference keeps
 
 
 @dataclass
@@ -100,15 +101,10 @@ def _is_plain(message: Message) -> bool:
 
 def build_trajectory(pair: PreferencePair, *, reward_from_score_diff: bool) -> Trajectory:
     """Return the trajectory of a pair, with the metadata that NAT's builder writes and the ids of ours."""
+    names = ("chosen_score", "rejected_score", "chosen_index", "rejected_index")
     metadata = {
         "dpo_type": "preference_pair",
-        "score_diff": pair.score_diff,
-        "example_id": pair.example_id,
-        "turn_id": pair.turn_id,
-        "chosen_score": pair.chosen_score,
-        "rejected_score": pair.rejected_score,
-        "chosen_index": pair.chosen_index,
-        "rejected_index": pair.rejected_index,
+        **{name: getattr(pair, name) for name in ("score_diff", "example_id", "turn_id", *names)},
         **pair.metadata,
     }
     if pair.pair is not None:
@@ -169,7 +165,15 @@ def read_preferences(
                 task = prompt_hash(prompt, tools) if example is None else str(example)
                 # The position makes ids unique: an example may have many pairs, even equal ones.
                 eid = EID(task=task, suffix=f"{len(experiences):08d}")
-                preference = _preference(eid, metadata, prompt, tools, (chosen, rejected))
+                preference = Experience(
+                    kind=Kind.PREFERENCE,
+                    eid=eid,
+                    prompt=prompt,
+                    tools=tools,
+                    chosen=Side(messages=chosen, reward=_score(metadata, "chosen")),
+                    rejected=Side(messages=rejected, reward=_score(metadata, "rejected")),
+                    info={name: metadata[name] for name in _INFO if name in metadata},
+                )
                 places[preference.eid.uid] = (number, position, place)
                 experiences.append(preference)
     return Preferences(experiences, places, num_other, num_cut)
@@ -191,28 +195,9 @@ def _messages(
     return from_prompt(item.prompt), (), answers[0], answers[1]
 
 
-def _preference(
-    eid: EID,
-    metadata: Json,
-    prompt: tuple[Message, ...],
-    tools: tuple[Json, ...],
-    answers: tuple[tuple[Message, ...], tuple[Message, ...]],
-) -> Experience:
-    scores = [metadata.get(name) for name in ("chosen_score", "rejected_score")]
-    sides = [
-        Side(messages=answer, reward=float(score) if isinstance(score, int | float) else None)
-        for answer, score in zip(answers, scores, strict=True)
-    ]
-    names = ("example_id", "turn_id", "chosen_index", "rejected_index", "pair_id")
-    return Experience(
-        kind=Kind.PREFERENCE,
-        eid=eid,
-        prompt=prompt,
-        tools=tools,
-        chosen=sides[0],
-        rejected=sides[1],
-        info={name: metadata[name] for name in names if name in metadata},
-    )
+def _score(metadata: Json, side: str) -> float | None:
+    score = metadata.get(f"{side}_score")
+    return float(score) if isinstance(score, int | float) else None
 
 
 def store_preferences(preferences: Preferences, folder: Path) -> Table:
