@@ -88,15 +88,14 @@ class RunQueries:
                 funnel = read_funnel(stages.pairs)
             except PairwrightError:  # pairs of other origin have no funnel
                 continue
-            source = next(
-                (known for known in self._library.of_kind("pairs") if known.path == stages.pairs.resolve()), None
-            )
+            path, stage_counts = stages.pairs.resolve(), funnel.get("stages", [])
+            source = next((known for known in self._library.of_kind("pairs") if known.path == path), None)
             tables = self._library.tables_of_pairs(source) if source else []
-            drops = [drop["reason"] for stage in funnel.get("stages", []) for drop in stage["drops"]]
+            drops = [drop["reason"] for stage in stage_counts for drop in stage["drops"]]
             funnels.append(
                 {
                     "name": stages.name,
-                    "stages": funnel.get("stages", []),
+                    "stages": stage_counts,
                     "pairs": source.key if source else None,
                     "table": tables[0].key if tables else None,
                     # The condition on experiences behind each bar.
