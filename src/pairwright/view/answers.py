@@ -28,19 +28,18 @@ _QUERIES: dict[Kind, Callable[[Item, Library], Any]] = {
 class Answers:
     def __init__(self, library: Library) -> None:
         self.library = library
-        self._runs = RunQueries(library)
         self._queries: dict[str, Any] = {}
         self._lock = threading.Lock()
-        self._decisions = Decisions(library)
+        runs, decisions = RunQueries(library), Decisions(library)
+        experiences, pairs, tokens = map(self._reader, _QUERIES)
         self.decisions: dict[str, Callable[[dict[str, Any]], Any]] = {
-            "decide.vote": lambda asked: self._decisions.vote(asked, self._opened(asked, "pairs")),
-            "decide.undo": lambda asked: self._decisions.undo_vote(asked, self._opened(asked, "pairs")),
-            "decide.rate": self._decisions.rate,
-            "decide.unrate": self._decisions.undo_rating,
-            "decide.turn": lambda asked: self._decisions.vote_on_turn(asked, self._opened(asked, "experiences")),
-            "decide.exclude": lambda asked: self._decisions.exclude(asked, self._opened(asked, "experiences")),
+            "decide.vote": lambda asked: decisions.vote(asked, pairs(_source(asked))),
+            "decide.undo": lambda asked: decisions.undo_vote(asked, pairs(_source(asked))),
+            "decide.rate": decisions.rate,
+            "decide.unrate": decisions.undo_rating,
+            "decide.turn": lambda asked: decisions.vote_on_turn(asked, experiences(_source(asked))),
+            "decide.exclude": lambda asked: decisions.exclude(asked, experiences(_source(asked))),
         }
-        runs, decisions, experiences, pairs, tokens = self._runs, self._decisions, *map(self._reader, _QUERIES)
         self.questions: dict[str, Callable[[Parameters], Any]] = {
             "library": self._list_library,
             "runs.list": lambda _: runs.list_runs(),
@@ -88,10 +87,8 @@ class Answers:
             return self._queries[key]
 
     def _reader(self, kind: Kind) -> Callable[[Parameters], Any]:
+        """Return a function that opens the requested table."""
         return lambda asked: self.queries(asked, kind)
-
-    def _opened(self, asked: dict[str, Any], kind: Kind) -> Any:
-        return self.queries({"source": [str(asked.get("source", ""))]}, kind)
 
     def _list_library(self, _: Parameters) -> dict[str, Any]:
         before = set(self.library.items)
@@ -107,6 +104,11 @@ def _read_snippets(rows: RowQueries, asked: Parameters) -> Any:
     if len(numbers) > MAX_PAGE:
         raise ConfigError(f"row: at most {MAX_PAGE} rows, got {len(numbers):,}")
     return rows.snippets(numbers, _text(asked, "q"), rows.snapshot())
+
+
+def _source(decision: dict[str, Any]) -> Parameters:
+    """Return the table that a decision names, as a parameter."""
+    return {"source": [str(decision.get("source", ""))]}
 
 
 def _in_queue(asked: Parameters, order: str, identity: str) -> dict[str, Any]:
