@@ -21,12 +21,10 @@ from pydantic import (
 from pydantic.json_schema import SkipJsonSchema
 
 from pairwright.config.pairs_names import own_names
-from pairwright.config.sections import Section
+from pairwright.config.sections import Count, Section, Share
 from pairwright.config.user_code import STRATEGIES, check_name
 from pairwright.paths import Place, is_address
 
-Share = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
 _UNITS = {"MB": 1, "GB": 1024}  # in megabytes
 STRATEGY_NAMES = ("all", "best-worst", "stratified", "divergence", "teachers", "imported")  # as in pairs.STRATEGIES
 # Strategies of ours that compare more than the candidates of a group

@@ -1,11 +1,10 @@
 """Held-out runs of both models: the same tasks and seeds, recorded by collection/."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pairwright.collection.counters import Status
-from pairwright.collection.runner import Collected, Workflow, collect
+from pairwright.collection.runner import Collected, Watch, Workflow, collect
 from pairwright.config import Config
 from pairwright.errors import ConfigError
 from pairwright.evaluation.evaluation import Evaluation, evaluate, evaluate_settings
@@ -14,7 +13,6 @@ from pairwright.records.messages import Json
 
 BATCH = "evaluation"
 SIDES = ("before", "after")
-Watch = Callable[[Status], None]
 
 
 def evaluate_models(
