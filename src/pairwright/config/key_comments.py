@@ -55,12 +55,7 @@ def to_yaml(value: Any, *, inline: bool = False) -> str:
 
 
 def to_commented_yaml(tree: Mapping[str, Any], section: type[BaseModel]) -> str:
-    """A configuration as YAML with a comment above each key; it loads to the same configuration.
-
-    Args:
-        tree: The values, such as `printable_config` gives them.
-        section: The class of the values.
-    """
+    """A configuration as YAML with a comment above each key; it loads to the same configuration."""
     return "".join(f"{line}\n" for line in _lines_of(tree, section, "", {section: "the file"}))
 
 

@@ -17,15 +17,7 @@ MAX_VALUES = 500_000
 
 
 def read_yaml(path: Path, yaml: YAML | None = None) -> Any:
-    """Return the value of a YAML file: dicts, lists, text, numbers, never Python objects.
-
-    Args:
-        path: The file, UTF-8.
-        yaml: A loader to use instead of the safe YAML 1.2 loader.
-
-    Raises:
-        ConfigError: It cannot be read, is not valid YAML or exceeds the bounds.
-    """
+    """The value of a YAML file: dicts, lists, text, numbers, never Python objects; `yaml` replaces our loader."""
     try:
         with open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)

@@ -75,14 +75,8 @@ def prove_export(
     base: Path | None = None,
     threads: int | None = None,
 ) -> list[ProofRow]:
-    """Compare an exported GGUF file with the run it came from.
-
-    run: the folder of a run, model or adapter.
-    file: the GGUF file of the model or of its adapter.
-    config: if given, both also run the held-out tasks of its `evaluate` section.
-    base: folder of the configuration.
-    threads: of llama.cpp.
-    """
+    """Compare a GGUF file of a model or an adapter with the run it came from. With a configuration, whose folder is
+    `base`, both also play its held-out tasks; `threads` are those of llama.cpp."""
     trained = find_trained(run)
     folder = base_of_adapter(trained) or trained
     tokenizer = ChatTokenizer.from_folder(tokenizer_folder(trained, folder)).at(datetime.now(UTC))

@@ -28,9 +28,7 @@ def evaluate_models(
     tasks: Sequence[Json] | None = None,
 ) -> tuple[Evaluation, list[Collected]]:
     """Run two models (folders, GGUF files, URL#NAME, or names at the endpoint) on the held-out tasks, and compare them.
-
-    `workflow` and `tasks` override the configuration.
-    """
+    `workflow` and `tasks` override the configuration."""
     collections = []
     for side, model in zip(SIDES, (before, after), strict=True):
         folder = output / "evaluation" / side
@@ -58,11 +56,8 @@ def holdout_scores(config: Config, folder: Path) -> Scores:
 
 
 def holdout_config(config: Config, model: str, *, has_tasks: bool = False) -> Config:
-    """The configuration of a held-out run.
-
-    A folder or GGUF file is loaded here, URL#NAME is requested from that endpoint, any other name from the configured
-    one.
-    """
+    """The configuration of a held-out run. A folder or GGUF file is loaded here, URL#NAME is requested from that
+    endpoint, any other name from the configured one."""
     section = config.evaluate
     if not has_tasks and section.dataset is None and section.num_tasks is None:
         raise ConfigError("evaluate.dataset: expected the held-out tasks, e.g. evaluate.dataset=heldout.jsonl")

@@ -103,10 +103,8 @@ def _number(value: Any) -> float:
 
 @dataclass(frozen=True)
 class Advice:
-    """Advice of one rule. `snippet` is a part of a configuration; without one the advice is about the data.
-
-    If `needs_look`, a person must check the data before using the snippet.
-    """
+    """Advice of one rule. Without a `snippet` of a configuration it is about the data; if it `needs_look`, a person
+    must check the data before using the snippet."""
 
     rule: str
     advice: str

@@ -120,11 +120,7 @@ _LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
 
 
 def create_project(folder: Path, template: str = "chat") -> list[str]:
-    """Write a project to a new or empty folder; returns the names of its files.
-
-    folder: where to put it.
-    template: one of TEMPLATES.
-    """
+    """Write a project to a new or empty folder; returns the names of its files."""
     if template not in TEMPLATES:
         raise ConfigError(f"--template {template}: expected one of {', '.join(TEMPLATES)}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

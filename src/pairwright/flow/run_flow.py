@@ -79,9 +79,7 @@ class Flow:
 
     def run(self, *, resolved: Json | None = None) -> Json:
         """Run every stage that is not done yet. Returns the last results; raises GateClosed if the gate fails.
-
-        `resolved` is the configuration in the form for a file; it is written to the folder once the folder is locked.
-        """
+        `resolved` is the configuration in the form for a file, which is written to the folder."""
         with claim_folder(self.folder, None, work="run"):
             # another run may have changed it since this object was created
             self.manifest = Manifest(self.folder / "manifest.json", seed=self.config.seed)

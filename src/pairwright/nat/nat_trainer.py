@@ -63,11 +63,7 @@ _SECTIONS = {"finetuning", *COMPONENTS}  # of NAT's configuration
 
 
 class PairwrightTrainer(Trainer):  # type: ignore[misc]
-    """Runs a finetuning: collection, funnel, job.
-
-    Args:
-        trainer_config: Options; those of `nemo_customizer_trainer`, and ours.
-    """
+    """Runs a finetuning: collection, funnel, job."""
 
     def __init__(self, trainer_config: PairwrightTrainerConfig, **kwargs: Any) -> None:
         super().__init__(trainer_config)
@@ -102,16 +98,10 @@ class PairwrightTrainer(Trainer):  # type: ignore[misc]
         logger.info("run %s: files are in %s", self._run_id, run_config.output_dir)
 
     async def run(self, num_epochs: int) -> list[TrainingJobStatus]:
-        """Collect, select, submit and wait.
+        """Collect, select, submit and wait; returns the status of the job, which is `failed` if there is nothing to
+        train on or the job could not be submitted. Raises RuntimeError if the job failed.
 
-        Args:
-            num_epochs: Not used: `num_runs` is the number of collections, the hyperparameters have the epochs.
-
-        Returns:
-            The status of the job: `failed` if there is nothing to train on or the job could not be submitted.
-
-        Raises:
-            RuntimeError: The job failed.
+        `num_epochs` is not used: `num_runs` is the number of collections, the hyperparameters have the epochs.
         """
         if not self._run_id:
             raise RuntimeError("Trainer not initialized. Call initialize() first.")

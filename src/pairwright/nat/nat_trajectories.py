@@ -142,10 +142,8 @@ def read_preferences(
 ) -> Preferences:
     """Convert a collection, of any builder, to preferences in the same order.
 
-    Args:
-        collection: Trajectories with DPOItems.
-        whole_prompt: False leaves only the last message of each prompt.
-        by_prompt: The task is the prompt; by default it is NAT's example, if there is one.
+    whole_prompt: False leaves only the last message of each prompt.
+    by_prompt: The task is the prompt; by default it is NAT's example, if there is one.
     """
     experiences: list[Experience] = []
     places: dict[str, tuple[int, int, int]] = {}
@@ -211,14 +209,8 @@ def store_preferences(preferences: Preferences, folder: Path) -> Table:
 def select_trajectories(
     collection: TrajectoryCollection, folder: Path, *, seed: int = 0, **options: Any
 ) -> tuple[TrajectoryCollection, Json]:
-    """Filter a collection with our funnel; returns the remaining trajectories in their groups, and the funnel.
-
-    Args:
-        collection: Trajectories with DPOItems.
-        folder: For the table of preferences and the pairs with funnel.json.
-        seed: Seed of the sample.
-        options: Options of `pairs`, such as dedupe, contradictions and max_pairs.
-    """
+    """Filter a collection with our funnel and options of `pairs`; returns the remaining trajectories in their groups,
+    and the funnel. `folder` gets the table of preferences, and the pairs with funnel.json."""
     preferences = read_preferences(collection)
     table = store_preferences(preferences, folder / "preferences")
     config: Config = adjust_config(Config(), seed=seed, pairs={"strategy": "imported", **options})

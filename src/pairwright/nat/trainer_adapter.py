@@ -63,11 +63,7 @@ _MOST_HELD_OUT = 1.5
 
 
 class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
-    """Submits trajectories as a training job.
-
-    Args:
-        adapter_config: Options; those of `nemo_customizer_trainer_adapter`, and ours.
-    """
+    """Submits trajectories as a training job."""
 
     def __init__(self, adapter_config: PairwrightTrainerAdapterConfig) -> None:
         super().__init__(adapter_config)
@@ -127,15 +123,8 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
         )
 
     async def wait_until_complete(self, ref: TrainingJobRef, poll_interval: float | None = None) -> TrainingJobStatus:
-        """Poll a job until it ends, and deploy its model if that is configured.
-
-        Args:
-            ref: Job to wait for.
-            poll_interval: Seconds between status calls; by default `poll_interval_seconds`.
-
-        Raises:
-            RuntimeError: The job failed or timed out, or was cancelled although its model should be deployed.
-        """
+        """Poll a job until it ends, and deploy its model if that is configured. Raises RuntimeError if the job failed
+        or timed out, or was cancelled although its model should be deployed."""
         interval = poll_interval or self.adapter_config.poll_interval_seconds
         started, num_failures, last = time.monotonic(), 0, None
         while True:

@@ -72,11 +72,7 @@ def output_dir(own: Path | None, run_config: FinetuneConfig | None) -> Path:
 
 
 class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
-    """Builds DPO trajectories from an evaluation of the workflow.
-
-    Args:
-        trajectory_builder_config: Options; those of `dpo_traj_builder`, and ours.
-    """
+    """Builds DPO trajectories from an evaluation of the workflow."""
 
     def __init__(self, trajectory_builder_config: PairwrightTrajectoryBuilderConfig) -> None:
         super().__init__(trajectory_builder_config=trajectory_builder_config)
@@ -117,15 +113,7 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
             self.run_config = whole
 
     async def finalize(self, run_id: str, meta: Json | None = None) -> TrajectoryCollection:
-        """Wait for the evaluation and build its trajectories, grouped by example.
-
-        Args:
-            run_id: Id of a run that was started.
-            meta: Passed by NAT's trainer; not used.
-
-        Raises:
-            ValueError: No run of this id was started.
-        """
+        """Wait for an evaluation, and group its trajectories by example. Raises ValueError if none was started."""
         if run_id not in self.evaluation_runs:
             raise ValueError(f"No evaluation run found for run_id: {run_id}")
         try:

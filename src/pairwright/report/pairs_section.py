@@ -97,10 +97,7 @@ def _pick_ids(rows: pl.DataFrame, most: int) -> list[str]:
 
 
 def _bin_columns(columns: list[Floats]) -> tuple[list[float], list[list[int]], str]:
-    """Bin columns with common edges.
-
-    Returns the edges, the counts of each column, and a note on values beyond the last edge, which are in the last bin.
-    """
+    """Return common edges, the counts of each column, and a note on values beyond the last edge, in its bin."""
     values = np.concatenate(columns)
     low, high = min(0.0, float(values.min())), float(values.max())
     # if the largest value is far beyond the 99th percentile, clip there: outliers would flatten the histogram

@@ -33,12 +33,8 @@ class Item:
 
 
 class Library:
-    """The items of the page, by key.
-
-    Args:
-        paths: Folders of runs, tables, pairs or tokens, or their parent folders.
-        tokenizer: The model folder for coloured tokens; by default that of the run.
-    """
+    """The items of the page, by key, in folders of runs, tables, pairs or tokens, or in their parent folders.
+    `tokenizer` is the model folder for coloured tokens; by default that of the run."""
 
     def __init__(self, paths: Sequence[Path], *, tokenizer: Path | None = None) -> None:
         self.paths = [path.resolve() for path in paths]
