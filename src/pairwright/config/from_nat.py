@@ -26,7 +26,7 @@ from ruamel.yaml.resolver import VersionedResolver
 from ruamel.yaml.tag import Tag
 
 from pairwright.config import nat_keys
-from pairwright.config.config_tree import Config, field_of, section_of
+from pairwright.config.config_tree import Config, fields_at, section_of
 from pairwright.config.pairs_names import own_names
 from pairwright.config.plain_yaml import merge_trees, read_yaml
 from pairwright.errors import ConfigError
@@ -350,10 +350,9 @@ def _leaves(key: Key, value: Any) -> Iterator[tuple[Key, Any]]:
 
 
 def _is_ours(dotted: str) -> bool:
-    try:
-        return section_of(field_of(dotted).annotation) is None
-    except KeyError:
-        return False
+    *sections, name = dotted.split(".")
+    field = fields_at(sections, Config).get(name)
+    return field is not None and section_of(field.annotation) is None
 
 
 def _tree(values: Mapping[Key, Any]) -> dict[str, Any]:

@@ -57,7 +57,6 @@ class PairwrightTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="pairwrigh
     """Use the difference of scores as the reward of a trajectory; false uses the score of the chosen candidate."""
     require_multiple_candidates: bool = True
     """Count turns with one candidate in `skipped_single_candidate`. A pair needs two in either case, as in NAT."""
-    # ours
     pairs: PairsConfig = PairsConfig()
     """Further options of pair building (docs/reference/pairs.md), such as near_duplicates. As in NAT, a run keeps
     repeated and contradicting pairs unless `dedupe` or `contradictions` is set here."""
@@ -103,7 +102,6 @@ class PairwrightTrainerAdapterConfig(TrainerAdapterConfig, name="pairwright_trai
 
     backend: Literal["nemo-customizer", "local", "ray"] = "nemo-customizer"
     """Where to train: a service with the Customizer protocol, a process on this machine, or a Ray cluster."""
-    # nemo-customizer
     entity_host: str | None = None
     """nemo-customizer: address of namespaces, datasets, jobs and deployments."""
     datastore_host: str | None = None
@@ -127,7 +125,6 @@ class PairwrightTrainerAdapterConfig(TrainerAdapterConfig, name="pairwright_trai
     use_full_message_history: bool = False
     """nemo-customizer: upload prompts as lists of messages; false uploads the text of the last message, as NAT does,
     and reports how many prompts lost messages. The other backends always train on the whole prompt."""
-    # local and ray
     model: str | None = None
     """local, ray: folder of the model to train."""
     train: TrainConfig = TrainConfig()
@@ -136,7 +133,6 @@ class PairwrightTrainerAdapterConfig(TrainerAdapterConfig, name="pairwright_trai
     """local, ray: how messages become tokens (docs/reference/tokens.md)."""
     engine: EngineConfig = EngineConfig()
     """ray: address and number of workers."""
-    # all
     hyperparameters: CustomizerHyperparameters = CustomizerHyperparameters()
     """Hyperparameters of the job."""
     validation: float = Field(default=0.2, ge=0, lt=1)
@@ -225,7 +221,6 @@ class PairwrightTrainerConfig(TrainerConfig, name="pairwright_trainer"):  # type
     """Most pairs; more are reduced to a seeded sample."""
     wait_for_completion: bool = True
     """Wait for the end of training; false submits the job and returns."""
-    # ours
     contradictions: Literal["drop", "majority", "keep"] = "keep"
     """A over B in one run and B over A in another: keep both, as NAT does, drop both, or keep the more frequent."""
     seed: int = Field(default=0, ge=0)

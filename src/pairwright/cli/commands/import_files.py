@@ -28,18 +28,9 @@ _COLUMNS = (
 # Headings of these columns in a terminal
 _HEADINGS = {"experiences": "read", "errors": "failed tool calls", "already_there": "already imported"}
 IMPORT_KEYS = (
-    "sources.format",
-    "sources.reward",
-    "sources.map",
-    "sources.task",
-    "sources.run",
-    "sources.step",
-    "sources.compaction_prompt",
-    "sources.redact",
-    "engine.name",
-    "engine.address",
-    "engine.workers",
-)
+    "sources.format", "sources.reward", "sources.map", "sources.task", "sources.run", "sources.step",
+    "sources.compaction_prompt", "sources.redact", "engine.name", "engine.address", "engine.workers",
+)  # fmt: skip
 
 
 def import_files(
