@@ -1,10 +1,10 @@
 """Evaluation: a paired comparison of two models on the same tasks with the same seeds, and a gate before deployment."""
 
+from pairwright.config.sections import GateConfig as Gate
 from pairwright.evaluation.comparison import CompareOptions, Comparison, Metric, TaskRow, compare
 from pairwright.evaluation.evaluating import evaluate
 from pairwright.evaluation.evaluation import (
     Evaluation,
-    Gate,
     Verdict,
     evaluation_json,
     judge,

@@ -14,8 +14,7 @@ from typing import Any
 import msgspec
 
 from pairwright.config import EvaluateConfig
-from pairwright.config.sections import CompareTerms
-from pairwright.config.sections import GateConfig as Gate
+from pairwright.config.sections import CompareTerms, GateConfig
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.evaluation.comparison import NUM_RESAMPLES, CompareOptions, Comparison, Metric, compare
 from pairwright.evaluation.scores import Scores
@@ -34,7 +33,7 @@ class Verdict:
     passed: bool
     reason: str
     metric: str
-    gate: Gate
+    gate: GateConfig
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ def evaluate(
     *,
     metrics: Sequence[Metric] = (),
     options: CompareOptions | None = None,
-    gate: Gate | None = None,
+    gate: GateConfig | None = None,
     names: tuple[str, str] | None = None,
 ) -> Evaluation:
     """Compare two models by each metric; the gate judges the first. Default: the reward, or the only metric."""
@@ -78,7 +77,7 @@ def evaluate(
     return Evaluation(*(names or (before.source, after.source)), comparisons, options, verdict)
 
 
-def judge(comparison: Comparison, gate: Gate) -> Verdict:
+def judge(comparison: Comparison, gate: GateConfig) -> Verdict:
     """Judge a comparison whose intervals have the gate's confidence."""
     improvement = comparison.improvement
     name = comparison.metric.name
