@@ -1,4 +1,4 @@
-"""How help looks: groups with a default command, commands in the order of the flow, plain names of types, few options.
+"""How help looks: groups with a default command, plain names of types, few options.
 
 `tokens DIR` is `tokens build DIR`, `evaluate A B` is `evaluate compare A B`; the help of such a group is that of its
 default command, with the other commands below. For commands with many options, `--help` shows the dozen most common
@@ -70,15 +70,6 @@ class GroupWithDefault(TyperGroup):
 
 class GroupWithCompare(GroupWithDefault):
     default = "compare"
-
-
-class GroupInOrder(TyperGroup):
-    """Commands in the order in which `order` names them; Typer lists groups after all other commands."""
-
-    order: tuple[str, ...] = ()
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(super().list_commands(ctx), key=self.order.index)
 
 
 class _Page(TyperGroup):

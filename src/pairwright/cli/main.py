@@ -6,9 +6,10 @@ Exit codes: 0 fine, 1 runtime error, 2 a verdict of "no" (lint, gate), 3 bad con
 import atexit
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 from typer.exceptions import TyperException
 from typer.main import get_command
 
@@ -27,7 +28,7 @@ from pairwright.cli.commands.run import init_project, run_demo, run_flow
 from pairwright.cli.commands.score import score_runs
 from pairwright.cli.commands.teach import ask_teachers
 from pairwright.cli.commands.train import TRAIN_KEYS, train_model
-from pairwright.cli.help_style import HELP_NAMES, GroupInOrder, simplify_help
+from pairwright.cli.help_style import HELP_NAMES, simplify_help
 from pairwright.cli.key_options import with_options
 from pairwright.cli.overrides import ConfigCommand
 from pairwright.errors import PairwrightError
@@ -36,13 +37,18 @@ from pairwright.interrupts import handle_interrupts
 _DATA, _TRAINING, _PROOF, _PROJECT = "Data", "Training", "Proof and deployment", "Project"
 
 
-class _Commands(GroupInOrder):
+class _Commands(TyperGroup):
+    """The commands in the order of the flow; Typer would list groups after all other commands."""
+
     order = (
         "import", "collect", "record", "teach", "score", "experience", "advise", "pairs", "export", "push", "pull",
         "tokens", "train", "jobs",
         "evaluate", "compare", "explain", "report", "view", "serve",
         "init", "run", "demo", "model", "doctor", "config",
     )  # fmt: skip
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=self.order.index)
 
 
 app = typer.Typer(
