@@ -58,8 +58,7 @@ def collect_stage(config: Config, folder: Path, base: Path | None, view: View) -
 
 
 def _say_advice(experience: Path, config: Config, view: View) -> None:
-    """Print the advice of advice.py on the runs, except what the configuration does already; it does not affect
-    training."""
+    """Print the advice of advice.py on the runs, except what the configuration does already."""
     from pairwright.flow.advice import advise, is_followed, measure, recommended
     from pairwright.store.table import Table
 

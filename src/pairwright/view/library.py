@@ -20,6 +20,7 @@ from pairwright.tokens.stage.cache import ITEMS
 
 Kind = Literal["run", "experiences", "pairs", "tokens", "evaluation"]
 MAX_RUNS = 500  # maximum runs per folder
+_FILES: dict[str, Kind] = {MARKER: "experiences", PAIRS_NAME: "pairs", ITEMS: "tokens"}  # by which a folder is known
 
 
 @dataclass(frozen=True)
@@ -127,13 +128,7 @@ def _items_of_run(path: Path) -> Iterator[Item]:
 
 
 def _kind_of(path: Path) -> Kind | None:
-    if (path / MARKER).is_file():
-        return "experiences"
-    if (path / PAIRS_NAME).is_file():
-        return "pairs"
-    if (path / ITEMS).is_file():
-        return "tokens"
-    return None
+    return next((kind for name, kind in _FILES.items() if (path / name).is_file()), None)
 
 
 def _is_run(path: Path) -> bool:
