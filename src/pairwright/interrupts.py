@@ -25,11 +25,7 @@ def handle_interrupts() -> None:
 
 
 def interrupt(frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt immediately, or, if the thread is inside Polars or an import, when that call returns.
-
-    Args:
-        frame: The innermost frame of the thread, as a signal handler gets it.
-    """
+    """Raise KeyboardInterrupt immediately, or, if the frame is inside Polars or an import, when that call returns."""
     library = _outermost_of_library(frame)
     if library is None:
         raise KeyboardInterrupt

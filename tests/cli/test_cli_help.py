@@ -8,7 +8,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from pairwright.cli import app, main
-from pairwright.cli.short_help import ESSENTIAL
+from pairwright.cli.help_style import ESSENTIAL
 from pairwright.config.train_config import PREFERENCE_LOSS_NAMES
 from pairwright.export import EXPORTERS
 from pairwright.pairs.options import STRATEGY_NAMES

@@ -8,8 +8,9 @@ import typer
 from typer.main import get_command
 
 from pairwright import ConfigError, load_config
-from pairwright.cli.key_options import set_flags, with_options
+from pairwright.cli.key_options import with_options
 from pairwright.cli.main import app
+from pairwright.cli.overrides import set_flags
 from pairwright.config.config_tree import field_of
 
 

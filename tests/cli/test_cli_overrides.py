@@ -134,6 +134,35 @@ def test_overrides_reach_import(run, tmp_path):
     assert run("import", "sources.paths=[chat.jsonl]", "-o", "table")[0] == 0
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "import chat.jsonl -o table",
+        "explain chat.jsonl",
+        "pairs experience -o a",
+        "tokens experience --tokenizer none -o a",
+        "score experience --with no_loop",
+        "train --pairs a --model none -o b",
+        "teach experience --teacher a=none -o b",
+        "jobs submit --pairs a --model none -o b",
+    ],
+)
+def test_the_environment_sets_keys_of_every_command_without_a_file(run, table, tmp_path, monkeypatch, words):
+    (tmp_path / "chat.jsonl").write_text("{}")
+    monkeypatch.setenv("PAIRWRIGHT_SEED", "-1")
+    code, _, err = run(*words.split())
+    assert (code, "config: seed: Input should be greater than or equal to 0" in err) == (3, True), err
+
+
+def test_the_environment_gives_way_to_words_and_options(run, table, monkeypatch):
+    monkeypatch.setenv("PAIRWRIGHT_PAIRS__MIN_GAP", "0.3")
+    num_pairs = [
+        json.loads(run("pairs", table, "-o", "a", *words, "--json")[1])["pairs"]
+        for words in ([], ["pairs.min_gap=0.1"], ["--min-gap", "0.1"])
+    ]
+    assert num_pairs == [2, 6, 6]
+
+
 def test_the_value_of_an_option_is_not_an_override(run, table):
     code, _, err = run("pairs", table, "-o", "a", "--where", "seed=1")
     assert (code, "no column 'seed'" in err) == (3, True)

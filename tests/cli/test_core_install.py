@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pairwright.cli.extras import extras_with
+from pairwright.cli.guards import extras_with
 
 OPTIONAL = [
     "torch", "transformers", "peft", "datasets", "httpx", "openai", "starlette", "uvicorn", "fastapi", "sqlalchemy",

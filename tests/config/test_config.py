@@ -20,6 +20,11 @@ def test_file_then_environment_then_overrides(tmp_path):
     assert (config.name, config.seed, config.sources.format, config.sources.paths) == ("a", 3, "atif", ("x",))
 
 
+def test_variables_of_the_service_are_not_keys():
+    environment = {"PAIRWRIGHT_DATABASE": "postgresql://rows", "PAIRWRIGHT_MODEL_SECRET": "hunter2"}
+    assert load_config(environment=environment) == load_config(environment={})
+
+
 @pytest.mark.parametrize("time", ["2025-07-01T12:00:00", "2025-07-01"])
 def test_a_time_needs_no_quotes(tmp_path, time):
     assert load_config(written(tmp_path, f"tokens: {{clock: {time}}}\n"), environment={}).tokens.clock == time

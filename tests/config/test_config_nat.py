@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pairwright.config import Config, load_config
-from pairwright.config.from_nat import from_nat
-from pairwright.config.nat_file import read_nat
+from pairwright.config.from_nat import from_nat, read_nat
 from pairwright.config.nat_keys import BELOW, PAIRS, REASONS, RENAMED, STATUS_FAILURES
 from pairwright.errors import ConfigError
 from pairwright.pairs.options import pair_options

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from pairwright import EID, ErrorSite, Experience, Table
 from pairwright.cli.main import app
 from pairwright.config import Config, load_config
-from pairwright.flow.advice import RULES, Figures, advise, is_followed, measure, recommended
+from pairwright.flow.advice import Figures, advise, is_followed, measure, recommended
 from pairwright.flow.recipes import flatten
 
 
@@ -107,7 +107,7 @@ def test_every_snippet_is_a_configuration_and_every_rule_has_evidence():
         if item.rule == "failed turns in chosen sides":
             assert config.tokens.train_turns == "accepted"
             assert {"exception", "tool_error"} <= set(config.tokens.credit.kinds)
-    assert len({rule.__name__ for rule in RULES}) == len(RULES)
+    assert len({item.rule for item in advice}) == len(advice)
 
 
 def test_the_command_prints_figures_advice_and_a_snippet(table):

@@ -5,9 +5,9 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from pairwright.report.page_sections import Bar, Line, Span, bar_chart, histogram, interval_chart, line_chart, ticks
-from pairwright.report.plots import Markup, escape, format_count, format_number, join, tag
-from pairwright.report.style_sheets import Plot, file_name, write_plots
+from pairwright.report.charts import Bar, Line, Span, bar_chart, histogram, interval_chart, line_chart, ticks
+from pairwright.report.markup import Markup, escape, format_count, format_number, join, tag
+from pairwright.report.page_parts import Plot, file_name, write_plots
 
 SPACE = "{http://www.w3.org/2000/svg}"
 

@@ -13,8 +13,7 @@ from ruamel.yaml import YAML
 
 from pairwright.config import Config
 from pairwright.config.customizer_config import CustomizerHyperparameters, DpoHyperparameters, NemoCustomizerConfig
-from pairwright.config.from_nat import from_nat
-from pairwright.config.nat_file import read_nat
+from pairwright.config.from_nat import from_nat, read_nat
 
 GUIDE = Path(__file__).resolve().parents[2].parent / "shared" / "seeds" / "003_0ba55d63228f32f4.txt"
 needs_guide = pytest.mark.skipif(not GUIDE.exists(), reason="the guide is not at hand")

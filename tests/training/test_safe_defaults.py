@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from pairwright.config import Config
+from pairwright.config.backend_config import NemoPlatformConfig
 from pairwright.config.customizer_config import CustomizerHyperparameters, NemoCustomizerConfig
-from pairwright.config.platform_config import NemoPlatformConfig
 from pairwright.errors import PairwrightError
 from pairwright.pairs.pair_table import pair_id, pairs_to_batch, write_pairs
 from pairwright.records.experience import EID, Experience, Pair

@@ -1,20 +1,18 @@
-"""Arguments of the command line: values that the shell completes, and paths that may be addresses.
+"""Arguments that commands share, and the values that the shell completes.
 
 Names to complete come from the registries of the code, loaded on demand.
 """
 
-import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-
-from pairwright.errors import ConfigError
 
 if TYPE_CHECKING:
     import polars as pl
 
+PLACE = "<path>"  # placeholder in help for a local path or an address; parsed by `pairwright.paths.paths`
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 WeightType = Literal["auto", "float32", "bfloat16", "float16"]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")]
@@ -80,21 +78,3 @@ def condition_of(where: str | None) -> "pl.Expr | None":
     from pairwright.store.conditions import parse_where
 
     return parse_where(where)
-
-
-PLACE = "<path>"  # placeholder in help for a local path or an address; parsed by `pairwright.paths.paths`
-_MANGLED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/].*", re.S)  # what pathlib makes of scheme://...
-
-
-def refuse_addresses(params: dict[str, Any], name: str) -> None:
-    """Raise ConfigError if a command that takes a local path got an address."""
-    for param, value in params.items():
-        for path in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(path, Path) and _MANGLED.fullmatch(str(path)):
-                from pairwright.paths import place
-
-                raise ConfigError(
-                    f"{place(str(path).replace(':/', '://', 1))}: an address, but `pairwright {name}` takes its "
-                    f"{param.replace('_', ' ')} only on this machine: copy it to a folder here and name that "
-                    "(docs: Scale)"
-                )

@@ -1,16 +1,17 @@
-"""Errors of the operating system, and Ctrl-C: one line each that says how to continue."""
+"""Errors of the operating system, missing packages, and Ctrl-C: one line each that says how to continue."""
 
 import errno
 import os
 import re
 from collections.abc import Callable
 from functools import wraps
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
 from typing import Any
 
 from typer.core import TyperGroup
 
-from pairwright.cli.arguments import refuse_addresses
-from pairwright.errors import PairwrightError
+from pairwright.errors import ConfigError, PairwrightError
 from pairwright.interrupts import is_interrupt
 
 # Error numbers, and what the user can do about them
@@ -41,40 +42,25 @@ _OTHER_WAY_OUT = "check the path and the device; then run the same command again
 _SAME = "repeat the same command to continue"
 _WITH_RESUME = "repeat the same command with --resume to continue"
 _FROM_START = "nothing was finished; repeat the same command to start again"
-# Commands, and how to continue after Ctrl-C; commands that are not listed write nothing
+# How to continue after Ctrl-C, and the commands; commands that are not listed write nothing
 _AT_STOP = {
-    "run": _SAME,
-    "demo": _SAME,
-    "compare": _SAME,
-    "import": "repeat the same command to add the missing records",
-    "collect": _WITH_RESUME,
-    "teach": _SAME,
-    "score": _SAME,
-    "experience filter": _FROM_START,
-    "experience corrections": _SAME,
-    "pairs build": _FROM_START,
-    "export": _FROM_START,
-    "push": _SAME,
-    "pull": _SAME,
-    "tokens build": _SAME,
-    "tokens show": _FROM_START,
-    "train": _WITH_RESUME,
-    "evaluate run": _WITH_RESUME,
-    "evaluate compare": _FROM_START,
-    "report": _FROM_START,
-    "config from-nat": _FROM_START,
-    "jobs submit": "check whether the job was submitted: pairwright jobs list",
-    "jobs cancel": "its state: pairwright jobs show JOB",
-    "jobs deploy": "its state: pairwright jobs show JOB",
-    "record": "all recorded experiences are in the table",
-    "serve jobs": "repeat the same command to serve again and continue the jobs",
-    "serve model": "repeat the same command to serve again",
-    "serve targets add": _FROM_START,
-    "serve targets remove": _FROM_START,
-    "serve token create": "whether there is a token: pairwright serve token list",
-    "serve token revoke": "whether there is a token: pairwright serve token list",
-}
-_NOTHING = "nothing was written"
+    _SAME: ("run", "demo", "compare", "teach", "score", "experience corrections", "push", "pull", "tokens build"),
+    _WITH_RESUME: ("collect", "train", "evaluate run"),
+    _FROM_START: (
+        "experience filter", "pairs build", "export", "tokens show", "evaluate compare", "report", "config from-nat",
+        "serve targets add", "serve targets remove",
+    ),
+    "repeat the same command to add the missing records": ("import",),
+    "check whether the job was submitted: pairwright jobs list": ("jobs submit",),
+    "its state: pairwright jobs show JOB": ("jobs cancel", "jobs deploy"),
+    "all recorded experiences are in the table": ("record",),
+    "repeat the same command to serve again and continue the jobs": ("serve jobs",),
+    "repeat the same command to serve again": ("serve model",),
+    "whether there is a token: pairwright serve token list": ("serve token create", "serve token revoke"),
+}  # fmt: skip
+# A line of the metadata such as: httpx>=0.27; extra == "serve"; groups: package, extra
+_REQUIREMENT = re.compile(r"""([\w.-]+).*extra == ['"]([\w-]+)['"]""")
+_MANGLED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/].*", re.S)  # what pathlib makes of scheme://...
 _WRITTEN = re.compile(r"; \w+( \w+)? was written$")  # "; nothing was written", "; no report was written"
 
 
@@ -117,6 +103,25 @@ def first_os_error(group: BaseExceptionGroup[BaseException]) -> OSError | None:
     return first if isinstance(first, OSError) else None
 
 
+def extras_with(package: str) -> list[str]:
+    """The extras for users that list a package, by its import name and the metadata of pairwright.
+
+    >>> extras_with("openpyxl")
+    ['excel']
+    """
+    try:
+        lines = requires("pairwright") or []
+    except PackageNotFoundError:  # run from a folder, without being installed
+        return []
+    requirements = [match.groups() for match in map(_REQUIREMENT.match, lines) if match is not None]
+    distribution = package.partition(".")[0].replace("-", "_").lower()
+    return [
+        extra
+        for name, extra in requirements
+        if name.replace("-", "_").lower() == distribution and extra not in ("all", "dev")
+    ]
+
+
 def guard_commands(command: Any, name: str = "") -> None:
     """Let every command refuse addresses that it cannot read, and say at Ctrl-C how to continue."""
     if isinstance(command, TyperGroup):
@@ -128,14 +133,14 @@ def guard_commands(command: Any, name: str = "") -> None:
 
 def describe_stop(name: str, *, is_resumed: bool = False) -> str:
     """How to continue a stopped command; `is_resumed`: it already had --resume."""
-    way = _AT_STOP.get(name, _NOTHING)
+    way = next((way for way, commands in _AT_STOP.items() if name in commands), "nothing was written")
     return f"stopped; {_SAME if is_resumed and way == _WITH_RESUME else way}"
 
 
 def _guarded(callback: Callable[..., Any], name: str) -> Callable[..., Any]:
     @wraps(callback)
     def guarded(*args: Any, **params: Any) -> Any:
-        refuse_addresses(params, name)
+        _refuse_addresses(params, name)
         try:
             return callback(*args, **params)
         except BaseException as error:
@@ -146,4 +151,15 @@ def _guarded(callback: Callable[..., Any], name: str) -> Callable[..., Any]:
     return guarded
 
 
-__all__ = ["Interrupted", "describe_os_error", "describe_stop", "first_os_error", "guard_commands", "with_way_out"]
+def _refuse_addresses(params: dict[str, Any], name: str) -> None:
+    """Raise ConfigError if a command that takes a local path got an address."""
+    for param, value in params.items():
+        for path in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(path, Path) and _MANGLED.fullmatch(str(path)):
+                from pairwright.paths import place
+
+                raise ConfigError(
+                    f"{place(str(path).replace(':/', '://', 1))}: an address, but `pairwright {name}` takes its "
+                    f"{param.replace('_', ' ')} only on this machine: copy it to a folder here and name that "
+                    "(docs: Scale)"
+                )

@@ -1,18 +1,36 @@
-"""How help looks: groups with a default command, commands in the order of the flow, and plain names of types.
+"""How help looks: groups with a default command, plain names of types, few options.
 
 `tokens DIR` is `tokens build DIR`, `evaluate A B` is `evaluate compare A B`; the help of such a group is that of its
-default command, with the other commands below.
+default command, with the other commands below. For commands with many options, `--help` shows the dozen most common
+ones, `--help-all` all of them.
 """
 
 import difflib
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from typer.core import TyperGroup
 
-from pairwright.cli.short_help import HELP_NAMES, shorten_help
 from pairwright.errors import ConfigError
+
+HELP_NAMES = ["--help", "--help-all"]
+# Commands that are not listed here show all their options.
+ESSENTIAL = {
+    "import": ("output", "format", "reward", "map", "task", "run", "scores", "update", "redact", "workers",
+               "set", "json"),
+    "pairs": ("output", "strategy", "min-gap", "within", "score", "votes", "where", "validation", "max-pairs-per-task",
+              "near-duplicates", "seed", "config", "set", "json"),
+    "tokens": ("tokenizer", "output", "max-length", "truncation", "train-turns", "chat-template", "tools-as-text",
+               "allow-dropped", "workers", "config", "set", "json"),
+    "train": ("model", "output", "pairs", "experience", "tokens", "config", "set", "epochs", "learning-rate",
+              "batch-size", "loss", "lora", "resume", "json"),
+    "evaluate": ("output", "metric", "min-improvement", "min-tasks", "confidence", "missing", "config", "set", "json"),
+}  # fmt: skip
+# Names of types in help: the choices of an option, and nothing for a switch.
+_PLAIN = {"<str>": "<text>", "<int range>": "<int>", "<float range>": "<float>"}
 
 
 class GroupWithDefault(TyperGroup):
@@ -44,7 +62,6 @@ class GroupWithDefault(TyperGroup):
         page.format_help(ctx, formatter)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """Commands of the group, and the options of the default one."""
         items = super().shell_complete(ctx, incomplete)
         names = {item.value for item in items}
         others = self.commands[self.default].shell_complete(ctx, incomplete)
@@ -52,18 +69,7 @@ class GroupWithDefault(TyperGroup):
 
 
 class GroupWithCompare(GroupWithDefault):
-    """A group whose default command is `compare`."""
-
     default = "compare"
-
-
-class GroupInOrder(TyperGroup):
-    """Commands in the order in which `order` names them; Typer lists groups after all other commands."""
-
-    order: tuple[str, ...] = ()
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(super().list_commands(ctx), key=self.order.index)
 
 
 class _Page(TyperGroup):
@@ -75,13 +81,8 @@ class _Page(TyperGroup):
         return self.usage
 
 
-# Names of types in help: the choices of an option, and nothing for a switch.
-_PLAIN = {"<str>": "<text>", "<int range>": "<int>", "<float range>": "<float>"}
-_Format = Callable[[Any, Any], None]
-
-
 def simplify_help(command: Any, name: str = "") -> None:
-    """Let the help of a command and its subcommands show plain type names and hide rarely used options (short_help.py).
+    """Let the help of a command and its subcommands show plain type names and hide rarely used options.
     The work is done only when help is shown."""
     command.format_help = _with_plain_help(command, name, command.format_help)
     if isinstance(command, TyperGroup):
@@ -90,14 +91,15 @@ def simplify_help(command: Any, name: str = "") -> None:
             simplify_help(child, name if child_name == default else f"{name} {child_name}".strip())
 
 
-def _with_plain_help(command: Any, name: str, format_help: _Format) -> _Format:
+def _with_plain_help(command: Any, name: str, format_help: Callable[..., None]) -> Callable[..., None]:
     def format_plainly(ctx: Any, formatter: Any) -> None:
         children = command.commands.values() if isinstance(command, GroupWithDefault) else ()
         for member in (command, *children):  # the help of a group with a default command has that one's options
             for param in member.get_params(ctx):
-                param.display_type_rich = _constant(_plain_type(param, ctx))
+                text = _plain_type(param, ctx)
+                param.display_type_rich = lambda ctx, text=text: text
         shown = command.commands[command.default] if isinstance(command, GroupWithDefault) else command
-        with shorten_help(name, shown) as more:
+        with _shorten_help(name, shown) as more:
             command.epilog = more or command.epilog
             format_help(ctx, formatter)
 
@@ -113,5 +115,22 @@ def _plain_type(param: Any, ctx: Any) -> str:
     return _PLAIN.get(name, name)
 
 
-def _constant(text: str) -> Callable[..., str]:
-    return lambda ctx: text
+@contextmanager
+def _shorten_help(name: str, command: Any) -> Iterator[str]:
+    """Hide rare options while help is shown; yields a line that counts them, "" if none is hidden."""
+    others = [
+        param
+        for param in command.params
+        if name in ESSENTIAL
+        and param.param_type_name == "option"
+        and not param.hidden
+        and not {text.lstrip("-") for text in param.opts}.intersection(ESSENTIAL[name])
+    ]
+    is_short = "--help-all" not in sys.argv
+    for param in others:
+        param.hidden, param.rich_help_panel = is_short, "More options"
+    try:
+        yield f"{len(others)} more options: pairwright {name} --help-all" if others and is_short else ""
+    finally:
+        for param in others:
+            param.hidden = False

@@ -7,47 +7,41 @@ An option has the type, choices, default and help of its key, and overrides the 
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
 
 from pairwright.cli.arguments import PLACE, complete_choices
-from pairwright.cli.overrides import ConfigCommand
+from pairwright.cli.overrides import FLAGS, ConfigCommand
 
-_META = "pairwright.flags"  # where the context keeps what derived options set
-
-
-@dataclass(frozen=True)
-class Spelling:
-    """How a key is written on the command line, if its name and type do not determine it."""
-
-    flag: str | None = None
-    metavar: str | None = None
-    is_joined: bool = False
-    """A list as one word, with commas; by default the option is repeated."""
-
-
-_SPELLINGS = {
-    "sources.map": Spelling(metavar="TARGET=FIELD,..."),
-    "sources.compaction_prompt": Spelling(metavar="FILE"),
-    "engine.name": Spelling("--engine"),
-    "backend.name": Spelling("--backend"),
-    "pairs.within_run": Spelling("--within-run/--no-within-run"),
-    "score.scorers": Spelling("--with", metavar="SCORER"),
-    "score.max_concurrency": Spelling("--concurrency"),
-    "pairs.teachers": Spelling(metavar=PLACE),
-    "pairs.votes": Spelling(metavar=PLACE),
-    "pairs.memory_megabytes": Spelling("--memory", metavar="<text>"),
-    "tokens.experience": Spelling(metavar=PLACE),
-    "tokens.chat_template_kwargs": Spelling(metavar="JSON"),
-    "tokens.allow_dropped": Spelling("--allow-dropped/--refuse-dropped"),
-    "tokens.allow_images": Spelling("--allow-images/--refuse-images"),
-    "train.report_to": Spelling(metavar="NAME,NAME", is_joined=True),
-    "evaluate.metrics": Spelling("--metric"),
-    "teach.max_concurrency": Spelling("--concurrency"),
+# Spellings of keys on the command line that their names and types do not determine: flags, and placeholders of values
+_FLAGS = {
+    "engine.name": "--engine",
+    "backend.name": "--backend",
+    "pairs.within_run": "--within-run/--no-within-run",
+    "pairs.memory_megabytes": "--memory",
+    "collect.num_tasks": "--limit",
+    "evaluate.num_tasks": "--limit",
+    "score.scorers": "--with",
+    "score.max_concurrency": "--concurrency",
+    "teach.max_concurrency": "--concurrency",
+    "tokens.allow_dropped": "--allow-dropped/--refuse-dropped",
+    "tokens.allow_images": "--allow-images/--refuse-images",
+    "evaluate.metrics": "--metric",
 }
+_METAVARS = {
+    "sources.map": "TARGET=FIELD,...",
+    "sources.compaction_prompt": "FILE",
+    "score.scorers": "SCORER",
+    "pairs.teachers": PLACE,
+    "pairs.votes": PLACE,
+    "pairs.memory_megabytes": "<text>",
+    "tokens.experience": PLACE,
+    "tokens.chat_template_kwargs": "JSON",
+    "train.report_to": "NAME,NAME",
+}
+_JOINED = ("train.report_to",)  # lists as one word, with commas; other options of lists are repeated
 
 
 def with_options(*keys: str, after: str = "output", without: tuple[str, ...] = ()) -> type[ConfigCommand]:
@@ -87,23 +81,15 @@ def with_options(*keys: str, after: str = "output", without: tuple[str, ...] = (
                 value, source = ctx.params.pop(param.name, None), ctx.get_parameter_source(param.name)
                 # a default must not override the file: only what is on the command line counts
                 if source is not None and source.name == "COMMANDLINE":
-                    is_joined = key in _SPELLINGS and _SPELLINGS[key].is_joined
-                    value = value.split(",") if is_joined else value
+                    value = value.split(",") if key in _JOINED else value
                     flags[key] = (param.opts[0], tuple(value) if isinstance(value, list) else value)
-            ctx.meta[_META] = flags
+            ctx.meta[FLAGS] = flags
             return rest
 
     return CommandWithOptions
 
 
-def set_flags(ctx: typer.Context) -> dict[str, tuple[str, Any]]:
-    """The derived options that were set on the command line, as key: (option, value)."""
-    flags: dict[str, tuple[str, Any]] = ctx.meta[_META]
-    return flags
-
-
 def _expand(keys: tuple[str, ...]) -> Iterator[str]:
-    """Keys, with each section replaced by its keys."""
     from pairwright.config.config_tree import field_of, section_of
 
     for key in keys:
@@ -144,16 +130,14 @@ def _describe(key: str) -> tuple[Any, Any]:
     from pairwright.config.key_comments import words_of
 
     field, name = field_of(key), key.rpartition(".")[2].replace("_", "-")
-    spelling = _SPELLINGS.get(key, Spelling())
     kind, default = _kind_of(field.annotation), field.get_default(call_default_factory=True)
-    flag, metavar, words = spelling.flag, spelling.metavar, list(words_of(field.annotation))
-    if flag is None:
-        flag = f"--{name}/--no-{name}" if kind is bool and default else f"--{name}"
+    flag = _FLAGS.get(key, f"--{name}/--no-{name}" if kind is bool and default else f"--{name}")
+    metavar, words = _METAVARS.get(key), list(words_of(field.annotation))
     # also name a number that is allowed in addition to words, as in evaluate.missing
     if metavar is None and words:
         metavar = f"<{'|'.join([*words, *(['float'] if float in map(_kind_of, get_args(field.annotation)) else [])])}>"
     text = " ".join((field.description or "").split())
-    if kind is list and spelling.is_joined:
+    if key in _JOINED:
         kind, default = str, None
     elif kind is list:
         kind, default, text = list[str], None, f"{text} Repeat the option for several."

@@ -6,54 +6,49 @@ Exit codes: 0 fine, 1 runtime error, 2 a verdict of "no" (lint, gate), 3 bad con
 import atexit
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 from typer.exceptions import TyperException
 from typer.main import get_command
 
 from pairwright import __version__
-from pairwright.cli.commands import begin, config, evaluate, jobs, model, pairs, serve, tokens
+from pairwright.cli import guards
+from pairwright.cli.commands import config, evaluate, jobs, model, pairs, serve, tokens
 from pairwright.cli.commands import experience_table as experience
-from pairwright.cli.commands.advise import advise_recipe
+from pairwright.cli.commands.choose_recipe import advise_recipe, compare_recipes
 from pairwright.cli.commands.collect import collect_runs, record
-from pairwright.cli.commands.compare import compare_recipes
 from pairwright.cli.commands.doctor import doctor
 from pairwright.cli.commands.explain_path import EXPLAIN_KEYS, explain
 from pairwright.cli.commands.export_table import export_table, pull_table, push_table
 from pairwright.cli.commands.import_files import IMPORT_KEYS, import_files
 from pairwright.cli.commands.report import report, view
-from pairwright.cli.commands.run import run_demo, run_flow
+from pairwright.cli.commands.run import init_project, run_demo, run_flow
 from pairwright.cli.commands.score import score_runs
 from pairwright.cli.commands.teach import ask_teachers
 from pairwright.cli.commands.train import TRAIN_KEYS, train_model
-from pairwright.cli.extras import extras_with
-from pairwright.cli.guards import (
-    Interrupted,
-    describe_os_error,
-    describe_stop,
-    first_os_error,
-    guard_commands,
-    with_way_out,
-)
-from pairwright.cli.help_style import GroupInOrder, simplify_help
+from pairwright.cli.help_style import HELP_NAMES, simplify_help
 from pairwright.cli.key_options import with_options
 from pairwright.cli.overrides import ConfigCommand
-from pairwright.cli.renamed import refuse_renamed
-from pairwright.cli.short_help import HELP_NAMES
 from pairwright.errors import PairwrightError
 from pairwright.interrupts import handle_interrupts
 
 _DATA, _TRAINING, _PROOF, _PROJECT = "Data", "Training", "Proof and deployment", "Project"
 
 
-class _Commands(GroupInOrder):
+class _Commands(TyperGroup):
+    """The commands in the order of the flow; Typer would list groups after all other commands."""
+
     order = (
         "import", "collect", "record", "teach", "score", "experience", "advise", "pairs", "export", "push", "pull",
         "tokens", "train", "jobs",
         "evaluate", "compare", "explain", "report", "view", "serve",
         "init", "run", "demo", "model", "doctor", "config",
     )  # fmt: skip
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=self.order.index)
 
 
 app = typer.Typer(
@@ -65,7 +60,7 @@ app = typer.Typer(
     context_settings={"help_option_names": HELP_NAMES},
 )
 app.command("import", cls=with_options(*IMPORT_KEYS), rich_help_panel=_DATA)(import_files)
-app.command("collect", cls=ConfigCommand, rich_help_panel=_DATA)(collect_runs)
+app.command("collect", cls=with_options("collect.num_tasks", after="resume"), rich_help_panel=_DATA)(collect_runs)
 app.command("record", rich_help_panel=_DATA)(record)
 app.command("teach", cls=with_options("teach.max_concurrency", after="token_ids"), rich_help_panel=_DATA)(ask_teachers)
 app.command("score", cls=with_options("score", after="experience"), rich_help_panel=_DATA)(score_runs)
@@ -84,7 +79,7 @@ app.command("explain", cls=with_options(*EXPLAIN_KEYS, after="words"), rich_help
 app.command("report", rich_help_panel=_PROOF)(report)
 app.command("view", rich_help_panel=_PROOF)(view)
 app.add_typer(serve.app, name="serve", rich_help_panel=_PROOF)
-app.command("init", rich_help_panel=_PROJECT)(begin.init_project)
+app.command("init", rich_help_panel=_PROJECT)(init_project)
 app.command("run", cls=ConfigCommand, rich_help_panel=_PROJECT)(run_flow)
 app.command("demo", cls=ConfigCommand, rich_help_panel=_PROJECT)(run_demo)
 app.add_typer(model.app, name="model", rich_help_panel=_PROJECT)
@@ -129,19 +124,18 @@ def _leave(code: int) -> None:
 def main() -> None:
     """Run the command line; print one line on stderr for every error that a user can act on."""
     try:
-        refuse_renamed(sys.argv[1:])
         command = get_command(app)
-        guard_commands(command)
+        guards.guard_commands(command)
         simplify_help(command)
         # not standalone: exceptions are raised here instead of being printed
         code = command(prog_name="pairwright", standalone_mode=False)
-        if code == Interrupted.exit_code:  # before the command began
-            sys.exit(_fail(describe_stop(""), code))
+        if code == guards.Interrupted.exit_code:  # before the command began
+            sys.exit(_fail(guards.describe_stop(""), code))
         sys.stdout.flush()
     except PairwrightError as error:
-        sys.exit(_fail(with_way_out(error), error.exit_code))
+        sys.exit(_fail(guards.with_way_out(error), error.exit_code))
     except ModuleNotFoundError as error:
-        extras = extras_with(error.name or "")
+        extras = guards.extras_with(error.name or "")
         if not extras:
             raise
         # Several extras may list a package: the one of this command, else the first in the order of the flow.
@@ -152,18 +146,18 @@ def main() -> None:
         message = error.format_message() or "expected the name of a command, see above."
         sys.exit(_fail(f"{message.rstrip('.')}. Try --help.", 3))
     except (KeyboardInterrupt, typer.Abort):
-        sys.exit(_fail(describe_stop(""), Interrupted.exit_code))
+        sys.exit(_fail(guards.describe_stop(""), guards.Interrupted.exit_code))
     except BrokenPipeError:  # `pairwright ... | head`
         _drop_output()
         sys.exit(0)
     except OSError as error:
         _drop_output()
-        sys.exit(_fail(describe_os_error(error), 1))
+        sys.exit(_fail(guards.describe_os_error(error), 1))
     except BaseExceptionGroup as group:
-        os_error = first_os_error(group)
+        os_error = guards.first_os_error(group)
         if os_error is None:
             raise
-        sys.exit(_fail(describe_os_error(os_error), 1))
+        sys.exit(_fail(guards.describe_os_error(os_error), 1))
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -62,7 +62,6 @@ def flat_rows(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def say(line: str) -> None:
-    """A line about what happened, on stderr."""
     print(line, file=sys.stderr)
 
 

@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,7 @@ from pairwright.errors import ConfigError
 if TYPE_CHECKING:
     from pairwright.config import Config
 
+FLAGS = "pairwright.flags"  # where the context keeps what derived options set
 # A dotted key; parts after the first may have dashes
 _KEY = r"[A-Za-z_]\w*(?:\.[\w-]+)*"
 # Group 1 is the key; a value may span lines
@@ -38,11 +40,6 @@ Overrides = Annotated[
 ]
 
 
-Limit = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Only the first N tasks, to try it.", show_default=False)
-]
-
-
 class ConfigCommand(TyperCommand):
     """A command that takes a configuration: KEY=VALUE words are passed to `--set` before parsing."""
 
@@ -50,17 +47,26 @@ class ConfigCommand(TyperCommand):
         return [*super().collect_usage_pieces(ctx), "[KEY=VALUE]..."]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        joined = []
-        for label, word in _label_words(self.params, args):
+        options = [param for param in self.params if param.param_type_name == "option"]
+        with_value = {name for param in options if not param.is_flag and not param.count for name in param.opts}
+        joined: list[str] = []
+        words = iter(args)
+        for word in words:
+            if word == "--":  # what follows are arguments
+                joined += [word, *words]
+            elif word in with_value:  # the next word is its value
+                joined += [word, *islice(words, 1)]
             # completion must not fail or access files
-            is_override = label == "argument" and _is_override(word, is_checked=not ctx.resilient_parsing)
-            joined += ["--set", word] if is_override else [word]
+            elif not word.startswith("-") and _is_override(word, is_checked=not ctx.resilient_parsing):
+                joined += ["--set", word]
+            else:
+                joined.append(word)
         return super().parse_args(ctx, joined)
 
 
-def parse_overrides(words: Iterable[str] | None, limit: int | None = None, *limited: str) -> list[tuple[str, str]]:
-    """Keys and values for `load_config`; --limit sets the keys `limited`."""
-    pairs = [] if limit is None else [(key, str(limit)) for key in limited]
+def parse_overrides(words: Iterable[str] | None) -> list[tuple[str, str]]:
+    """Keys and values for `load_config`."""
+    pairs = []
     for word in words or ():
         key, equals, value = word.partition("=")
         if not equals or not key:
@@ -69,39 +75,19 @@ def parse_overrides(words: Iterable[str] | None, limit: int | None = None, *limi
     return pairs
 
 
+def set_flags(ctx: typer.Context) -> dict[str, tuple[str, Any]]:
+    """The derived options that were set on the command line, as key: (option, value)."""
+    flags: dict[str, tuple[str, Any]] = ctx.meta[FLAGS]
+    return flags
+
+
 def load_settings(
     file: Path | None, words: list[str] | None, flags: Mapping[str, tuple[str, Any]] | None = None
 ) -> "Config":
-    """The configuration of a command that does not require one; without a file, the environment sets no keys.
-
-    flags: what the command's derived options set, see `set_flags`."""
+    """The configuration of a command, from its --config, its KEY=VALUE words and its derived options (`set_flags`)."""
     from pairwright.config import load_config
-    from pairwright.config.config_file import ENVIRONMENT_PREFIX
 
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
-    return load_config(
-        file, overrides=parse_overrides(words), environment=None if file is not None else environment, flags=flags
-    )
-
-
-def _label_words(params: list[Any], args: list[str]) -> list[tuple[str, str]]:
-    """Each word with its role: option, value (of the option before it), argument, literal (after --)."""
-    # spellings of options that take a value: the word after one is not an argument
-    with_value = {
-        spelling
-        for param in params
-        if param.param_type_name == "option" and not param.is_flag and not param.count
-        for spelling in param.opts
-    }
-    labels, words = [], iter(args)
-    for word in words:
-        if word == "--":
-            labels += [("option", word), *(("literal", other) for other in words)]
-        elif word in with_value:
-            labels += [("option", word), *(("value", value) for value in [next(words, None)] if value is not None)]
-        else:
-            labels.append(("option" if word.startswith("-") and word != "-" else "argument", word))
-    return labels
+    return load_config(file, overrides=parse_overrides(words), flags=flags)
 
 
 def _is_override(word: str, *, is_checked: bool) -> bool:

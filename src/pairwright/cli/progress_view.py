@@ -121,7 +121,6 @@ class CollectView(LiveTable):
 
 
 def figures(status: "Status") -> dict[str, str]:
-    """The figures of a status, as text by name."""
     load, seconds = status.load, status.seconds_left
     requests = f"{status.num_asked:,} waiting"
     if load is not None:

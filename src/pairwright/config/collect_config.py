@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from pairwright.config.model_config import Count, JudgeConfig, PolicyConfig, Positive
-from pairwright.config.sections import Section
+from pairwright.config.model_config import JudgeConfig, PolicyConfig, Positive
+from pairwright.config.sections import Count, Section
 
 
 class JudgeTerms(Section):

@@ -27,7 +27,9 @@ from pairwright.config.problems import describe_problems
 from pairwright.errors import ConfigError
 from pairwright.paths import is_address, place
 
-ENVIRONMENT_PREFIX = "PAIRWRIGHT_"
+_PREFIX = "PAIRWRIGHT_"
+# Variables with this prefix that are not keys: an option of `serve`, and the secret of a model server
+_NOT_KEYS = ("PAIRWRIGHT_DATABASE", "PAIRWRIGHT_MODEL_SECRET")
 # Keys that hold addresses, which may contain credentials
 _PLACES = (("sources", "paths"), ("pairs", "teachers"), ("tokens", "experience"))
 # Keys that hold the name of a function, beside those that are loaded with a base folder
@@ -93,8 +95,8 @@ def merge_tree(
     """File, environment and overrides as one tree of plain values, `${VAR}` not filled yet."""
     tree = {} if path is None else read_tree(Path(path))
     for variable in sorted(environment):
-        if variable.startswith(ENVIRONMENT_PREFIX):
-            key = variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
+        if variable.startswith(_PREFIX) and variable not in _NOT_KEYS:
+            key = variable.removeprefix(_PREFIX).lower().replace("__", ".")
             # a reference and not the value, so that printing the tree cannot reveal it
             _set(tree, key, f"${{{variable}}}", variable)
     for key, value in overrides:

@@ -1,7 +1,7 @@
 """`Config`: one section per stage, in the order of the flow, and the dotted keys of its fields."""
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -53,33 +53,21 @@ class Config(Section):
         return self.model or (self.policy.model if self.policy.base_url is None else None)
 
     @model_validator(mode="after")
-    def _follows_curriculum(self) -> "Config":
-        """Refuse a curriculum for trainers that ignore it."""
+    def _is_followed(self) -> "Config":
+        """Refuse options that the backend would ignore: our own trainer follows all of them."""
         trainer = self.backend.name
-        if self.pairs.curriculum == "none" or trainer in ("local", "ray", "nemo-rl"):
+        if trainer in ("local", "ray"):
             return self
-        raise ValueError(
-            f"pairs.curriculum: backend {trainer} would train the pairs in another order: leave it out, or set "
-            "backend.name to local or ray"
-        )
-
-    @model_validator(mode="after")
-    def _follows_label_noise(self) -> "Config":
-        """Refuse label noise by pair for trainers that have one label smoothing for all pairs."""
-        if self.pairs.reliability == "noise" and self.backend.name not in ("local", "ray"):
-            raise ValueError(f"pairs.reliability: noise has no effect on backend {self.backend.name}: use weight")
-        return self
-
-    @model_validator(mode="after")
-    def _is_encoded_here(self) -> "Config":
-        """Refuse options of encoding for trainers that encode pairs themselves, with the model's own template."""
-        names = ("chat_template", "chat_template_kwargs", "train_turns", "tools_as_text")
-        changed = [name for name in names if getattr(self.tokens, name) != getattr(TokensConfig(), name)]
-        for name in changed if self.backend.name not in ("local", "ray") else ():
-            raise ValueError(
-                f"tokens.{name}: backend {self.backend.name} encodes texts by itself and would not follow it: leave it "
-                "out, or set backend.name to local or ray"
-            )
+        way_out = "leave it out, or set backend.name to local or ray"
+        if self.pairs.curriculum != "none" and trainer != "nemo-rl":
+            raise ValueError(f"pairs.curriculum: backend {trainer} would train the pairs in another order: {way_out}")
+        if self.pairs.reliability == "noise":
+            raise ValueError(f"pairs.reliability: noise has no effect on backend {trainer}: use weight")
+        for name in ("chat_template", "chat_template_kwargs", "train_turns", "tools_as_text"):
+            if getattr(self.tokens, name) != TokensConfig.model_fields[name].default:
+                raise ValueError(
+                    f"tokens.{name}: backend {trainer} encodes texts by itself and would not follow it: {way_out}"
+                )
         return self
 
 
@@ -112,16 +100,16 @@ def field_of(key: str) -> FieldInfo:
     0.0
     """
     *sections, name = key.split(".")
-    model: type[BaseModel] | None = Config
-    for section in sections:
-        model = (
-            None
-            if model is None or section not in model.model_fields
-            else section_of(model.model_fields[section].annotation)
-        )
-    if model is None or name not in model.model_fields:
-        raise KeyError(key)
-    return model.model_fields[name]
+    return fields_at(sections, Config)[name]
+
+
+def fields_at(location: Iterable[str], root: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The fields of the section at a location below `root`; none if there is no section."""
+    model: type[BaseModel] | None = root
+    for part in location:
+        field = model.model_fields.get(part) if model is not None else None
+        model = None if field is None else section_of(field.annotation)
+    return {} if model is None else model.model_fields
 
 
 def explain_unknown(key: str) -> str:

@@ -102,7 +102,6 @@ class DeploymentConfig(Section):
 class NemoCustomizerConfig(Section):
     """A service that speaks NeMo Customizer's protocol: NVIDIA's, or `pairwright serve jobs`."""
 
-    # addresses and secrets
     entity_host: ServiceUrl = Field(default=None, pattern=r"^https?://")
     """Address of namespaces, datasets, jobs and deployments."""
     datastore_host: ServiceUrl = Field(default=None, pattern=r"^https?://")
@@ -111,7 +110,6 @@ class NemoCustomizerConfig(Section):
     """Token of the data store; also sent to the entity host if both have the same address."""
     api_token: ServiceToken = None
     """Token of the entity host, if it differs from that of the data store."""
-    # names on the service
     namespace: str = Field(default="default", pattern=_NAME)
     """Namespace of dataset, job and model."""
     dataset_name: str = Field(default="pairwright-dpo", pattern=_NAME)
@@ -120,7 +118,6 @@ class NemoCustomizerConfig(Section):
     """Folder for the files to upload; by default in the run's folder."""
     create_namespace_if_missing: bool = True
     """Create the namespace in both stores if it is missing."""
-    # the job and its data
     customization_config: str | None = None
     """Model to tune, e.g. meta/llama-3.2-1b-instruct@v1.0.0+A100; by default the job's model."""
     hyperparameters: CustomizerHyperparameters = CustomizerHyperparameters()
@@ -130,11 +127,9 @@ class NemoCustomizerConfig(Section):
     """Share of the groups to hold out if the pairs have no validation split."""
     pin_revision: bool = True
     """Name the uploaded revision in the job. Off for a service that cannot read it."""
-    # deployment
     deploy_on_completion: bool = False
     """Deploy the tuned model when the job is completed."""
     deployment_config: DeploymentConfig = DeploymentConfig()
-    # waiting for the job and for the deployment
     poll_interval_seconds: float = Field(default=30, gt=0)
     """Seconds between two status calls."""
     training_timeout_seconds: float | None = Field(default=7 * 86_400, gt=0)

@@ -1,8 +1,8 @@
 """A finetuning configuration of NeMo Agent Toolkit (NAT), converted to ours, with the keys that have no counterpart.
 
-`from_nat` converts the tree of a file (`nat_file.py`). Every NAT key is mapped, has no effect, or is reported with a
-reason; a reported section stands for all keys below it. A NAT default that differs from ours is written out. `${VAR}`
-stays a reference. Secrets are never copied.
+`read_nat` reads a file as NAT does, `from_nat` converts its tree. Every NAT key is mapped, has no effect, or is
+reported with a reason; a reported section stands for all keys below it. A NAT default that differs from ours is written
+out. `${VAR}` stays a reference. Secrets are never copied.
 
 >>> conversion = from_nat({"trainers": {"t": {"_type": "nemo_customizer_trainer", "num_runs": 3, "speed": 9}}})
 >>> conversion.tree["collect"]["num_runs"], [(entry.key, entry.reason) for entry in conversion.unmapped]
@@ -10,38 +10,58 @@ stays a reference. Secrets are never copied.
 """
 
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import getitem
+from pathlib import Path
 from typing import Any
 
 import pydantic
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MantissaNoDotYAML1_1Warning
+from ruamel.yaml.nodes import ScalarNode
+from ruamel.yaml.resolver import VersionedResolver
+from ruamel.yaml.tag import Tag
 
-from pairwright.config.config_tree import Config, field_of, section_of
-from pairwright.config.nat_keys import (
-    API_KEY,
-    BELOW,
-    COMPONENTS,
-    DATASET_TYPES,
-    DEFAULTS,
-    IMAGE,
-    LLM_TYPES,
-    NIM_MAX_TOKENS,
-    OTHER_REASONS,
-    PAIRS,
-    REASONS,
-    RENAMED,
-    STATUS_FAILURES,
-    STORE_TOKEN,
-    WITHOUT_EFFECT,
-)
+from pairwright.config import nat_keys
+from pairwright.config.config_tree import Config, fields_at, section_of
 from pairwright.config.pairs_names import own_names
+from pairwright.config.plain_yaml import merge_trees, read_yaml
 from pairwright.errors import ConfigError
 
 
+def read_nat(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The tree of a file, merged over the file that its `base` names; `above` are the files that led to this one."""
+    if path.resolve() in above:
+        raise ConfigError(f"{above[-1]}: base: {path} builds on this file itself")
+    yaml = YAML(typ="safe", pure=True)
+    # NAT reads YAML 1.1, where `yes` and `on` are booleans
+    yaml.version = (1, 1)
+    yaml.Resolver = _Resolver
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MantissaNoDotYAML1_1Warning)  # NAT reads 5e-6 as a number, and so do we
+        tree = read_yaml(path, yaml)
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: expected keys and values at the top, got {type(tree).__name__}")
+    base = tree.pop("base", None)
+    if base is None:
+        return tree
+    if not isinstance(base, str):
+        raise ConfigError(f"{path}: base: got {base!r}, expected the path of a file")
+    return merge_trees(read_nat(path.parent / base, (*above, path.resolve())), tree)
+
+
+class _Resolver(VersionedResolver):
+    """YAML 1.1 as PyYAML reads it, which NAT uses: a lone `y` or `n` is text."""
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        is_letter = kind is ScalarNode and value in ("y", "Y", "n", "N") and implicit[0]
+        return Tag(suffix="tag:yaml.org,2002:str") if is_letter else super().resolve(kind, value, implicit)
+
+
 def with_text_keys(tree: Mapping[Any, Any]) -> dict[str, Any]:
-    """A file's tree with every key as text."""
     try:
         return {str(key): with_text_keys(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
     except RecursionError:
@@ -53,7 +73,7 @@ def entry_of(tree: Mapping[str, Any], section: str) -> Any:
     value = tree.get(section)
     if value is None:
         return {}
-    if section in COMPONENTS or section == "llms":
+    if section in nat_keys.COMPONENTS or section == "llms":
         if not isinstance(value, Mapping) or not all(isinstance(entry, Mapping) for entry in value.values()):
             raise ConfigError(f"{section}: expected components by name, each with its keys")
     elif section == "finetuning" and not isinstance(value, Mapping):
@@ -63,7 +83,7 @@ def entry_of(tree: Mapping[str, Any], section: str) -> Any:
 
 def find_component(tree: Mapping[str, Any], section: str) -> str | None:
     """Name of the component that `finetuning` selects, or of the only one."""
-    role, _ = COMPONENTS[section]
+    role = nat_keys.COMPONENTS[section]
     names = list(entry_of(tree, section))
     name = entry_of(tree, "finetuning").get(role)
     if name is not None:
@@ -109,14 +129,14 @@ class Converted:
 
 def from_nat(theirs: Mapping[Any, Any]) -> Converted:
     """Our configuration for a NAT file as `read_nat` reads it. ConfigError if it does not configure finetuning."""
-    if not any(section in theirs for section in ("finetuning", *COMPONENTS)):
-        raise ConfigError(f"no finetuning configuration: expected one of finetuning, {', '.join(COMPONENTS)}")
+    if not any(section in theirs for section in ("finetuning", *nat_keys.COMPONENTS)):
+        raise ConfigError(f"no finetuning configuration: expected one of finetuning, {', '.join(nat_keys.COMPONENTS)}")
     tree = with_text_keys(theirs)
     curriculum = entry_of(tree, "finetuning").get("curriculum_learning")
     # a section that is switched off has no effect, whatever is in it
     if isinstance(curriculum, dict) and not curriculum.get("enabled"):
         del tree["finetuning"]["curriculum_learning"]
-    conversion = _Conversion(chosen={section: find_component(tree, section) for section in COMPONENTS})
+    conversion = _Conversion(chosen={section: find_component(tree, section) for section in nat_keys.COMPONENTS})
     conversion.chosen["llms"] = find_llm(tree)
     # `finetuning` first: if two keys disagree, the first one counts
     for section in sorted(tree, key=lambda name: name != "finetuning"):
@@ -146,11 +166,16 @@ class _Conversion:
             pattern = ".".join((section, "*", *key[2:]))
         else:
             pattern = ".".join(key)
-        if key[-1] == "_type" and self._type(key, value):
+        if pattern in nat_keys.TYPES:
+            if value not in nat_keys.TYPES[pattern]:
+                self.leave(key[:-1], f"of type {value!r}; converted are {', '.join(nat_keys.TYPES[pattern])}")
             return
-        if section == "finetuning" and self._selects(key, value):
+        # keys of `finetuning` that only select a component
+        if section == "finetuning" and len(key) == 2 and key[1] in nat_keys.COMPONENTS.values():
             return
-        if pattern in WITHOUT_EFFECT and WITHOUT_EFFECT[pattern] == value:
+        if key == ("finetuning", "target_model") and (value is None or self.chosen["llms"] is not None):
+            return
+        if pattern in nat_keys.WITHOUT_EFFECT and nat_keys.WITHOUT_EFFECT[pattern] == value:
             return
         if any(".".join(key).startswith(f"{left}.") for left in self.unmapped):
             return  # the whole section is reported
@@ -158,20 +183,20 @@ class _Conversion:
 
     def _translate(self, pattern: str, key: Key, value: Any) -> None:
         # the NAT section whose keys are copied by name
-        below = next((theirs for theirs in BELOW if pattern.startswith(f"{theirs}.")), None)
-        if pattern in RENAMED:
-            self.place(RENAMED[pattern], value, key)
-        elif below is not None and _is_ours(own := BELOW[below] + pattern.removeprefix(below)):
+        below = next((theirs for theirs in nat_keys.BELOW if pattern.startswith(f"{theirs}.")), None)
+        if pattern in nat_keys.RENAMED:
+            self.place(nat_keys.RENAMED[pattern], value, key)
+        elif below is not None and _is_ours(own := nat_keys.BELOW[below] + pattern.removeprefix(below)):
             self.place(own, value, key)
-        elif pattern in PAIRS:
+        elif pattern in nat_keys.PAIRS:
             self._pairs(key, value)
-        elif pattern == STATUS_FAILURES:
+        elif pattern == nat_keys.STATUS_FAILURES:
             # NAT counts the failure that ends the wait, we count the failures before it
             if isinstance(value, int) and value >= 1:
                 self.place("backend.nemo_customizer.max_status_failures", value - 1, key)
             elif value is not None:
                 self.leave(key, "set backend.nemo_customizer.max_status_failures to one less")
-        elif pattern in (STORE_TOKEN, API_KEY):
+        elif pattern in (nat_keys.STORE_TOKEN, nat_keys.API_KEY):
             self._secret(pattern, key, value)
         else:
             self._give_reason(pattern, key)
@@ -206,8 +231,7 @@ class _Conversion:
         self.unmapped.setdefault(".".join(key), reason)
 
     def add_defaults(self, tree: Mapping[str, Any]) -> None:
-        """Write out NAT's defaults that differ from ours."""
-        for pattern, value in DEFAULTS.items():
+        for pattern, value in nat_keys.DEFAULTS.items():
             # patterns with `*` belong to a component, which must have been chosen and understood
             section, _, rest = pattern.partition(".*.")
             if rest:
@@ -216,14 +240,14 @@ class _Conversion:
                     continue
                 self._translate(pattern, (section, name, rest), value)
             else:
-                self.values.setdefault(tuple(RENAMED[pattern].split(".")), value)
+                self.values.setdefault(tuple(nat_keys.RENAMED[pattern].split(".")), value)
         llm = self.chosen["llms"]
         if llm is not None and entry_of(tree, "llms")[llm].get("_type") == "nim":
-            self.values.setdefault(("policy", "max_tokens"), NIM_MAX_TOKENS)
+            self.values.setdefault(("policy", "max_tokens"), nat_keys.NIM_MAX_TOKENS)
         elif llm is not None:
             self.values.setdefault(("policy", "max_tokens"), None)  # NAT's default is the endpoint's limit, ours is 512
         if self.values.get(("loop", "deploy")) is True:
-            self.values.setdefault(("backend", "nemo_customizer", "deployment_config", "image_name"), IMAGE)
+            self.values.setdefault(("backend", "nemo_customizer", "deployment_config", "image_name"), nat_keys.IMAGE)
         adapter = self.chosen["trainer_adapters"]
         if adapter is not None and f"trainer_adapters.{adapter}" not in self.unmapped:
             self.values[("backend", "name")] = "nemo-customizer"
@@ -282,58 +306,37 @@ class _Conversion:
 
     def _secret(self, pattern: str, key: Key, value: Any) -> None:
         """Copy a token or key only if it is a reference to the environment."""
+        is_key = pattern == nat_keys.API_KEY
         reference = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
         if reference is None:
             if value not in (None, ""):
-                own = "policy.api_key_env" if pattern == API_KEY else "backend.nemo_customizer.hf_token: ${HF_TOKEN}"
+                own = "policy.api_key_env" if is_key else "backend.nemo_customizer.hf_token: ${HF_TOKEN}"
                 self.leave(key, f"a secret is not copied: put it into the environment and set {own}")
-        elif pattern == API_KEY:
+        elif is_key:
             self.place("policy.api_key_env", reference[1], key)
         else:
             self.place("backend.nemo_customizer.hf_token", f"${{{reference[1]}}}", key)
-
-    def _type(self, key: Key, value: Any) -> bool:
-        """True if the `_type` is known or was reported as unknown."""
-        section = key[0]
-        types: tuple[str, ...]
-        if section in COMPONENTS and len(key) == 3:
-            types = COMPONENTS[section][1]
-        elif section == "llms" and len(key) == 3:
-            types = LLM_TYPES
-        elif key == ("eval", "general", "dataset", "_type"):
-            types = DATASET_TYPES
-        else:
-            return False
-        if value not in types:
-            self.leave(key[:-1], f"of type {value!r}; converted are {', '.join(types)}")
-        return True
-
-    def _selects(self, key: Key, value: Any) -> bool:
-        """Whether a key of `finetuning` only selects a component."""
-        if len(key) == 2 and key[1] in (name for name, _ in COMPONENTS.values()):
-            return True
-        return key == ("finetuning", "target_model") and (value is None or self.chosen["llms"] is not None)
 
     def _choice(self, section: str) -> str:
         name = self.chosen[section]
         if section == "llms":
             return f"llms.{name} is" if name else "finetuning.target_model does not say which is; set policy"
-        return f"finetuning.{COMPONENTS[section][0]} is {name}" if name else "finetuning names none"
+        return f"finetuning.{nat_keys.COMPONENTS[section]} is {name}" if name else "finetuning names none"
 
     def _give_reason(self, pattern: str, key: Key) -> None:
         # patterns that match the start of the key; the longest is the most specific reason
         parts = tuple(pattern.split("."))
         fitting = [
             theirs.split(".")
-            for theirs in REASONS
+            for theirs in nat_keys.REASONS
             if len(words := theirs.split(".")) <= len(parts)
             and all(want in ("*", part) for want, part in zip(words, parts, strict=False))
         ]
         if not fitting:
-            self.leave(key, OTHER_REASONS.get(key[0], _NO_COUNTERPART))
+            self.leave(key, nat_keys.OTHER_REASONS.get(key[0], _NO_COUNTERPART))
             return
         longest = max(fitting, key=len)
-        self.leave(key[: len(longest)], REASONS[".".join(longest)])
+        self.leave(key[: len(longest)], nat_keys.REASONS[".".join(longest)])
 
 
 def _leaves(key: Key, value: Any) -> Iterator[tuple[Key, Any]]:
@@ -347,10 +350,9 @@ def _leaves(key: Key, value: Any) -> Iterator[tuple[Key, Any]]:
 
 
 def _is_ours(dotted: str) -> bool:
-    try:
-        return section_of(field_of(dotted).annotation) is None
-    except KeyError:
-        return False
+    *sections, name = dotted.split(".")
+    field = fields_at(sections, Config).get(name)
+    return field is not None and section_of(field.annotation) is None
 
 
 def _tree(values: Mapping[Key, Any]) -> dict[str, Any]:

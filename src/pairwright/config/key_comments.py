@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from io import StringIO
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from ruamel.yaml import YAML
 
 _WIDTH = 110
@@ -55,12 +55,7 @@ def to_yaml(value: Any, *, inline: bool = False) -> str:
 
 
 def to_commented_yaml(tree: Mapping[str, Any], section: type[BaseModel]) -> str:
-    """A configuration as YAML with a comment above each key; it loads to the same configuration.
-
-    Args:
-        tree: The values, such as `printable_config` gives them.
-        section: The class of the values.
-    """
+    """A configuration as YAML with a comment above each key; it loads to the same configuration."""
     return "".join(f"{line}\n" for line in _lines_of(tree, section, "", {section: "the file"}))
 
 
@@ -86,15 +81,12 @@ def _lines_of(
             yield from (_INDENT + line if line else line for line in _lines_of(value, key.section, where, homes))
         else:
             yield from _value_lines(key.name, value)
-            yield from _lines_of_absent(key.section, where)
-
-
-def _lines_of_absent(section: type[BaseModel], where: str) -> Iterator[str]:
-    """Optional keys without a value, as comments."""
-    yield f"# keys of {where}:"
-    for key in list_keys(section):
-        yield from (f"# {_INDENT}{line}" for line in _comment_lines(key))
-        yield from (f"# {_INDENT}{line}" for line in _value_lines(key.name, _plain(key.default)))
+            # keys that have no value here, as comments
+            yield f"# keys of {where}:"
+            for absent in list_keys(key.section):
+                default = TypeAdapter(Any).dump_python(absent.default, mode="json")
+                lines = [*_comment_lines(absent), *_value_lines(absent.name, default)]
+                yield from (f"# {_INDENT}{line}" for line in lines)
 
 
 def _value_lines(name: str, value: Any) -> list[str]:
@@ -110,13 +102,6 @@ def _comment_lines(key: Key) -> list[str]:
     if key.choices:
         text = f"{text} One of: {', '.join(key.choices)}."
     return [f"# {line}" for line in textwrap.wrap(text, _WIDTH)]
-
-
-def _plain(value: Any) -> Any:
-    """A default value that YAML can write."""
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _classes_in(annotation: Any) -> Iterator[type[BaseModel]]:

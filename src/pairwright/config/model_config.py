@@ -4,10 +4,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pairwright.config.sections import Section, TemplateVariables, ToolsAsText
+from pairwright.config.sections import Count, Section, TemplateVariables, ToolsAsText
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
 
 
 class ModelConfig(Section):

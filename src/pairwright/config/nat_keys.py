@@ -5,14 +5,20 @@ stands for the component that `finetuning` names.
 """
 
 COMPONENTS = {
-    "trajectory_builders": ("trajectory_builder", ("dpo_traj_builder",)),
-    "trainers": ("trainer", ("nemo_customizer_trainer",)),
-    "trainer_adapters": ("trainer_adapter", ("nemo_customizer_trainer_adapter",)),
+    "trajectory_builders": "trajectory_builder",
+    "trainers": "trainer",
+    "trainer_adapters": "trainer_adapter",
 }
-"""Section: the key of `finetuning` that selects one of its entries, and the supported types."""
+"""Section: the key of `finetuning` that selects one of its entries."""
 
-LLM_TYPES = ("openai", "nim")
-DATASET_TYPES = ("json", "jsonl", "csv", "parquet")
+TYPES = {
+    "trajectory_builders.*._type": ("dpo_traj_builder",),
+    "trainers.*._type": ("nemo_customizer_trainer",),
+    "trainer_adapters.*._type": ("nemo_customizer_trainer_adapter",),
+    "llms.*._type": ("openai", "nim"),
+    "eval.general.dataset._type": ("json", "jsonl", "csv", "parquet"),
+}
+"""The types of components that are converted."""
 
 _CUSTOMIZER = "backend.nemo_customizer"
 RENAMED = {
@@ -23,15 +29,8 @@ RENAMED = {
     **{
         f"trainer_adapters.*.{name}": f"{_CUSTOMIZER}.{name}"
         for name in (
-            "entity_host",
-            "datastore_host",
-            "namespace",
-            "dataset_name",
-            "dataset_output_dir",
-            "create_namespace_if_missing",
-            "customization_config",
-            "use_full_message_history",
-            "poll_interval_seconds",
+            "entity_host", "datastore_host", "namespace", "dataset_name", "dataset_output_dir",
+            "create_namespace_if_missing", "customization_config", "use_full_message_history", "poll_interval_seconds",
             "deployment_timeout_seconds",
         )
     },
@@ -40,15 +39,13 @@ RENAMED = {
     "eval.general.dataset.id_key": "collect.id_field",
     "finetuning.run_configuration.dataset": "collect.dataset",
     "finetuning.run_configuration.validation_dataset": "evaluate.dataset",
+    **{
+        f"llms.*.{name}": f"policy.{name}"
+        for name in ("model", "base_url", "temperature", "top_p", "max_tokens", "max_retries")
+    },
     "llms.*.model_name": "policy.model",
-    "llms.*.model": "policy.model",
-    "llms.*.base_url": "policy.base_url",
-    "llms.*.temperature": "policy.temperature",
-    "llms.*.top_p": "policy.top_p",
-    "llms.*.max_tokens": "policy.max_tokens",
-    "llms.*.max_retries": "policy.max_retries",
     "llms.*.request_timeout": "policy.timeout_seconds",
-}
+}  # fmt: skip
 """Keys whose value is copied unchanged."""
 
 BELOW = {
@@ -65,7 +62,7 @@ PAIRS = (
     "trainers.*.deduplicate_pairs",
     "trainers.*.max_pairs",
 )
-"""Keys that `pairs` understands (`own_names` in config/pairs_config.py)."""
+"""Keys that `pairs` understands (`own_names` in config/pairs_names.py)."""
 
 STATUS_FAILURES = "trainer_adapters.*.max_consecutive_status_failures"
 STORE_TOKEN = "trainer_adapters.*.hf_token"

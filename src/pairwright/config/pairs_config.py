@@ -21,12 +21,10 @@ from pydantic import (
 from pydantic.json_schema import SkipJsonSchema
 
 from pairwright.config.pairs_names import own_names
-from pairwright.config.sections import Section
+from pairwright.config.sections import Count, Section, Share
 from pairwright.config.user_code import STRATEGIES, check_name
 from pairwright.paths import Place, is_address
 
-Share = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
 _UNITS = {"MB": 1, "GB": 1024}  # in megabytes
 STRATEGY_NAMES = ("all", "best-worst", "stratified", "divergence", "teachers", "imported")  # as in pairs.STRATEGIES
 # Strategies of ours that compare more than the candidates of a group
@@ -86,19 +84,14 @@ RewardThreshold = Annotated[
 ]
 
 
-# Options that one strategy alone reads
-_STRATEGY_OF = {
-    "high": "stratified",
-    "low": "stratified",
-    "teachers": "teachers",
-    "min_teachers": "teachers",
-}
-# Options that have an effect only together with another one
+# Options that have an effect only with this value of another one
 _NEEDS = {
-    "max_per_chosen": "across_groups",
+    "high": ("strategy", "stratified"),
+    "low": ("strategy", "stratified"),
+    "teachers": ("strategy", "teachers"),
+    "min_teachers": ("strategy", "teachers"),
+    "max_per_chosen": ("across_groups", True),
 }
-
-
 # Options of older versions, with their defaults
 _FORMER_KEYS = {
     "min_candidates": 2,
@@ -110,8 +103,6 @@ _FORMER_KEYS = {
     "environment_divergence": False,
     "teacher_choice": "majority",
 }
-
-
 # Values of each preset; options that are set explicitly override them.
 PRESETS: dict[str, dict[str, Any]] = {"gym-guide": {"strategy": "best-worst", "min_gap": 0.2}}
 
@@ -245,18 +236,12 @@ class PairsConfig(Section):
         >>> PairsConfig(strategy="best-worst", high=0.9).list_unused()
         ["high has no effect: only the strategy 'stratified' reads it"]
         """
-        defaults = type(self).model_fields
-        changed = [key for key in (*_STRATEGY_OF, *_NEEDS) if getattr(self, key) != defaults[key].default]
-        strategies = {key: _STRATEGY_OF[key] for key in changed if key in _STRATEGY_OF}
-        lines = [
-            f"{key} has no effect: only the strategy {strategy!r} reads it"
-            for key, strategy in strategies.items()
-            if strategy != self.strategy
-        ]
-        needs = {key: _NEEDS[key] for key in changed if key in _NEEDS}
-        return lines + [
-            f"{key} has no effect without {other}" for key, other in needs.items() if not getattr(self, other)
-        ]
+        lines = []
+        for key, (other, value) in _NEEDS.items():
+            if getattr(self, key) != type(self).model_fields[key].default and getattr(self, other) != value:
+                reason = f": only the strategy {value!r} reads it" if other == "strategy" else f" without {other}"
+                lines.append(f"{key} has no effect{reason}")
+        return lines
 
     @property
     def has_curriculum(self) -> bool:

@@ -17,15 +17,7 @@ MAX_VALUES = 500_000
 
 
 def read_yaml(path: Path, yaml: YAML | None = None) -> Any:
-    """Return the value of a YAML file: dicts, lists, text, numbers, never Python objects.
-
-    Args:
-        path: The file, UTF-8.
-        yaml: A loader to use instead of the safe YAML 1.2 loader.
-
-    Raises:
-        ConfigError: It cannot be read, is not valid YAML or exceeds the bounds.
-    """
+    """The value of a YAML file: dicts, lists, text, numbers, never Python objects; `yaml` replaces our loader."""
     try:
         with open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -52,7 +44,10 @@ def parse_yaml(text: str, where: str, yaml: YAML | None = None) -> Any:
     except (YAMLError, ValueError, RecursionError) as error:
         mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
         line = "" if mark is None else f":{mark.line + 1}"
-        raise ConfigError(f"{where}{line}: not valid YAML: {_problem(error)}") from None
+        problem = "nested too deep" if isinstance(error, RecursionError) else str(error).splitlines()[0]
+        if isinstance(error, MarkedYAMLError) and error.problem:
+            problem = str(error.problem)
+        raise ConfigError(f"{where}{line}: not valid YAML: {problem}") from None
     if num_values > MAX_VALUES:
         raise ConfigError(f"{where}: its aliases expand to more than {MAX_VALUES:,} values")
     return value
@@ -80,9 +75,3 @@ def _num_values(value: Any, known: dict[int, int]) -> int:
         children = value.values() if isinstance(value, dict) else value
         known[id(value)] = 1 + sum(_num_values(child, known) for child in children)
     return known[id(value)]
-
-
-def _problem(error: Exception) -> str:
-    if isinstance(error, MarkedYAMLError) and error.problem:
-        return str(error.problem)
-    return "nested too deep" if isinstance(error, RecursionError) else str(error).splitlines()[0]

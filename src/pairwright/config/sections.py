@@ -28,6 +28,10 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True)
 
 
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
 def _parse_object(value: Any) -> Any:
     """Parse an object that a command-line option gives as JSON text."""
     if not isinstance(value, str):
@@ -53,7 +57,7 @@ class EngineConfig(Section):
     """embedded: processes of this machine. ray: tasks of a Ray cluster; needs the extra `ray`."""
     address: str | None = None
     """ray: the cluster, as `auto`, `HOST:PORT` or `ray://HOST:PORT`; by default one is started for the command."""
-    workers: Annotated[int, Field(ge=1)] | None = None
+    workers: Count | None = None
     """Number of workers; by default one per core (training: one per GPU, or one per node)."""
 
     @model_validator(mode="before")
@@ -219,7 +223,6 @@ class TokensConfig(Section):
 
     @property
     def pair_length(self) -> int | None:
-        """The longest side of a pair."""
         return self.max_length if self.max_pair_length is None else self.max_pair_length
 
     def content(self) -> dict[str, Any]:
@@ -283,15 +286,15 @@ class EvaluateConfig(CompareTerms):
     """The held-out tasks, in any form that `collect.dataset` takes."""
     split: str | None = None
     """Split of a Hugging Face dataset that has several."""
-    num_tasks: Annotated[int, Field(ge=1)] | None = None
+    num_tasks: Count | None = None
     """Only the first tasks of the dataset."""
-    num_runs: Annotated[int, Field(ge=1)] = 1
+    num_runs: Count = 1
     """Runs of each task; run 3 of both models has the same seed."""
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """Sampling temperature; null: the one of `policy`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
     """Local models: precision of both. Below float32, a greedy answer depends on the other requests in its batch."""
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Count | None = None
     """Most tokens of an answer in the exam; null: the limit of `policy`."""
     metrics: tuple[MetricConfig, ...] = ()
     """Metrics to compare: NAME, or NAME:lower if lower is better; the first decides the gate. By default the reward."""

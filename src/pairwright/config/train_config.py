@@ -9,11 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, ConfigDict, Field, field_validator, model_validator
 
 from pairwright.config.model_config import JudgeConfig
-from pairwright.config.sections import Section
+from pairwright.config.sections import Count, Section, Share
 from pairwright.config.user_code import LOSSES, check_name
 
-Share = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[int, Field(ge=1)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PREFERENCE_LOSS_NAMES = (  # as in losses.PREFERENCE_LOSSES; repeated here so that completion does not load torch
     "sigmoid", "robust", "hinge", "ipo", "apo_zero", "apo_down", "simpo", "orpo", "kto",
@@ -154,7 +152,6 @@ class PreferenceConfig(PreferenceTerms, PreferenceLossName):  # keys of the last
 
     @property
     def losses(self) -> dict[str, float]:
-        """The losses with a weight above 0, by name."""
         return {name: weight for name, weight in self.mixture.items() if weight} or {self.loss: 1.0}
 
 
@@ -165,7 +162,7 @@ class PolicyTerms(Named):
     """Importance ratio per token, or per sequence (gspo)."""
     aggregation: Literal["token", "sequence", "constant"] = "token"
     """Divisor of the sum over tokens."""
-    constant_length: Positive = 1024
+    constant_length: Count = 1024
     """aggregation constant: the divisor of every sequence."""
     clip_low: Amount = 0.2
     """Clip range below 1 (ε)."""
@@ -224,7 +221,7 @@ class DistillTerms(Named):
     """0 is KL(teacher‖student), 1 is KL(student‖teacher), between them the generalised JSD."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Temperature: divides the logits of teacher and student."""
-    top_k: Positive | None = 100
+    top_k: Count | None = 100
     """Compare the student's k likeliest tokens and one bucket for the rest; null compares all."""
     ratio_clip: Amount | None = 2.0
     """Largest importance ratio, for runs with recorded log-probabilities."""
@@ -265,7 +262,7 @@ class DistillConfig(DistillTerms):
 class LoraConfig(Named):
     """Low-rank adapters."""
 
-    adapter_dim: Positive = _also("adapter_dim", "r", "dim", default=16)
+    adapter_dim: Count = _also("adapter_dim", "r", "dim", default=16)
     """Rank."""
     alpha: Annotated[float, Field(gt=0)] = 32
     """Scale of the update is alpha / rank."""
@@ -288,17 +285,17 @@ class TrainConfig(Named):
     """value: weight the trained tokens of a turn by the turn's value (tokens.credit), at least 0; turns without a value
     have weight 1."""
     # epochs, batches and order of the data
-    epochs: Positive = _also("epochs", "max_num_epochs", default=1)
+    epochs: Count = _also("epochs", "max_num_epochs", default=1)
     """Passes over the data of the first channel."""
-    max_steps: Positive | None = _also("max_steps", "max_num_steps", default=None)
+    max_steps: Count | None = _also("max_steps", "max_num_steps", default=None)
     """Stop after this many updates."""
-    batch_size: Positive = _also("batch_size", "train_global_batch_size", "global_batch_size", default=8)
+    batch_size: Count = _also("batch_size", "train_global_batch_size", "global_batch_size", default=8)
     """Pairs (or sequences) per update, over all processes."""
-    micro_batch_size: Positive | None = _also("micro_batch_size", "train_micro_batch_size", default=None)
+    micro_batch_size: Count | None = _also("micro_batch_size", "train_micro_batch_size", default=None)
     """Most pairs in memory at once; does not change the update."""
-    micro_batch_tokens: Positive = 4096
+    micro_batch_tokens: Count = 4096
     """Most tokens in memory at once; tokens that sequences share count once. A longer pair gets a batch of its own."""
-    gradient_accumulation_steps: Positive | None = None
+    gradient_accumulation_steps: Count | None = None
     """Cut each update into this many micro-batches, instead of `micro_batch_size`."""
     where: str | None = None
     """Condition on columns of the pairs or experience table that selects the rows to train on: 'gap > 0.2'."""
@@ -345,7 +342,7 @@ class TrainConfig(Named):
     """Keep the model's dropout during training."""
     prefix_sharing: bool = True
     """Compute shared prefixes of sequences once, if the model supports it."""
-    threads: Positive | None = None
+    threads: Count | None = None
     """CPU threads; null: the number of idle cores at the start of the run; a resumed run keeps that number."""
     finetuning_type: Literal["all_weights", "lora", "lora_merged"] = "all_weights"
     """All weights, an adapter, or an adapter merged into the result."""
@@ -357,15 +354,15 @@ class TrainConfig(Named):
     # validation, checkpoints and logs
     val_check_interval: Annotated[float, Field(gt=0)] | None = _also("val_check_interval", "val_period", default=None)
     """Updates between validations, or a share of an epoch if below 1; null: at the end of each epoch."""
-    log_every_n_steps: Positive = 1
+    log_every_n_steps: Count = 1
     """Updates between lines of metrics."""
-    save_every: Positive | None = _also("save_every", "save_period", default=None)
+    save_every: Count | None = _also("save_every", "save_period", default=None)
     """Updates between checkpoints; null: at each validation and at the end of each epoch."""
-    keep_top_k: Positive = 1
+    keep_top_k: Count = 1
     """Number of best checkpoints to keep, in addition to the newest."""
     metric: str = _also("metric", "metric_name", default="eval_loss")
     """Metric that decides which checkpoint is best: smaller is better if its name ends in loss, else larger."""
-    early_stopping_patience: Positive | None = None
+    early_stopping_patience: Count | None = None
     """Validations without a better metric after which training stops."""
     early_stop: bool = False
     """Stop if the likelihood of chosen sides falls below its initial value while only rejected sides change; by default

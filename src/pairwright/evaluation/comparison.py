@@ -110,7 +110,6 @@ class Comparison:
 
 
 def compare(before: Scores, after: Scores, metric: Metric, options: CompareOptions | None = None) -> Comparison:
-    """Compare two models by one metric."""
     options = options or CompareOptions()
     runs, left_out, filled_in = _pair_runs(before, after, metric, options.missing)
     rows = _task_rows(runs, metric, options.tie)
@@ -196,7 +195,6 @@ def _task_rows(runs: dict[Key, tuple[float, float]], metric: Metric, tie: float)
 
 
 def _exact_mean(values: list[float]) -> Fraction:
-    """The exact mean of the numbers' shortest decimal representations."""
     return sum((Fraction(repr(value)) for value in values), Fraction()) / len(values)
 
 

@@ -108,7 +108,6 @@ def evaluate(
 
 
 def _model(model: Any) -> str:
-    """The folder or name of a model, or the folder in the result of `train`."""
     return str(os.fspath(getattr(model, "model", model)))
 
 

@@ -1,4 +1,4 @@
-"""An evaluation: comparisons of two models by several metrics, the gate's verdict, and its files.
+"""An evaluation: comparisons of two models by several metrics, the gate before deployment, and its files.
 
 evaluation.json        each metric: before, after, difference with intervals; tests; regressions; the verdict
 evaluation.tasks.csv   every task of every metric
@@ -14,10 +14,9 @@ from typing import Any
 import msgspec
 
 from pairwright.config import EvaluateConfig
-from pairwright.config.sections import CompareTerms
+from pairwright.config.sections import CompareTerms, GateConfig
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.evaluation.comparison import NUM_RESAMPLES, CompareOptions, Comparison, Metric, compare
-from pairwright.evaluation.gate import Gate, Verdict, judge
 from pairwright.evaluation.scores import Scores
 from pairwright.paths import write_bytes, write_json
 
@@ -25,6 +24,16 @@ FILE_NAME = "evaluation.json"
 TASKS_NAME = "evaluation.tasks.csv"
 NUM_REGRESSIONS = 50  # in evaluation.json; the CSV file has all of them
 _DEFAULT_NAMES = ("reward", "score")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The decision of the gate, and its reason."""
+
+    passed: bool
+    reason: str
+    metric: str
+    gate: GateConfig
 
 
 @dataclass(frozen=True)
@@ -48,7 +57,7 @@ def evaluate(
     *,
     metrics: Sequence[Metric] = (),
     options: CompareOptions | None = None,
-    gate: Gate | None = None,
+    gate: GateConfig | None = None,
     names: tuple[str, str] | None = None,
 ) -> Evaluation:
     """Compare two models by each metric; the gate judges the first. Default: the reward, or the only metric."""
@@ -66,6 +75,31 @@ def evaluate(
             judged = compare(before, after, metrics[0], options.model_copy(update={"confidence": gate.confidence}))
         verdict = judge(judged, gate)
     return Evaluation(*(names or (before.source, after.source)), comparisons, options, verdict)
+
+
+def judge(comparison: Comparison, gate: GateConfig) -> Verdict:
+    """Judge a comparison whose intervals have the gate's confidence."""
+    improvement = comparison.improvement
+    name = comparison.metric.name
+    # with fewer than two tasks, there is no interval
+    if comparison.num_tasks < gate.min_tasks or improvement.low is None:
+        least = max(gate.min_tasks, 2)
+        reason = f"{comparison.num_tasks} tasks are too few for a verdict: at least {least} are required"
+        return Verdict(False, reason, name, gate)
+    bounds = (
+        f"{improvement.mean:+.4g} ({gate.confidence:.4g} interval {improvement.low:+.4g} to {improvement.high:+.4g})"
+    )
+    if gate.margin is not None:
+        passed = improvement.low > -gate.margin
+        verb = "is not worse by more than" if passed else "may be worse by more than"
+        return Verdict(passed, f"{name} {verb} {gate.margin:.4g}: it changed by {bounds}", name, gate)
+    # the lower bound decides, not the mean: the gate requires evidence of the improvement
+    if improvement.low < gate.min_improvement:
+        reason = f"{name} improved by {bounds}; the lower bound is below {gate.min_improvement:.4g}"
+        return Verdict(False, reason, name, gate)
+    if gate.min_improvement >= 0 and improvement.low <= 0:
+        return Verdict(False, f"{name} improved by {bounds}; the interval does not exclude zero", name, gate)
+    return Verdict(True, f"{name} improved by {bounds}", name, gate)
 
 
 def evaluate_settings(section: EvaluateConfig, *, seed: int) -> dict[str, Any]:

@@ -75,14 +75,8 @@ def prove_export(
     base: Path | None = None,
     threads: int | None = None,
 ) -> list[ProofRow]:
-    """Compare an exported GGUF file with the run it came from.
-
-    run: the folder of a run, model or adapter.
-    file: the GGUF file of the model or of its adapter.
-    config: if given, both also run the held-out tasks of its `evaluate` section.
-    base: folder of the configuration.
-    threads: of llama.cpp.
-    """
+    """Compare a GGUF file of a model or an adapter with the run it came from. With a configuration, whose folder is
+    `base`, both also play its held-out tasks; `threads` are those of llama.cpp."""
     trained = find_trained(run)
     folder = base_of_adapter(trained) or trained
     tokenizer = ChatTokenizer.from_folder(tokenizer_folder(trained, folder)).at(datetime.now(UTC))
@@ -323,7 +317,6 @@ def _model_logps(model: Any, prefixes: Sequence[list[int]]) -> list[NDArray[np.f
 def _server_logps(
     server: LlamaServer, ids: list[int], *, lora: float | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the likeliest next tokens and their log-probabilities."""
     body: Json = {"prompt": ids, "n_predict": 1, "temperature": 0, "n_probs": _NUM_TOKENS}
     # Log-probabilities are from before sampling, and only reported if the drawn token is complete text: force "a".
     letter = server.ask("/tokenize", {"content": "a", "add_special": False})["tokens"][0]

@@ -1,11 +1,10 @@
 """Held-out runs of both models: the same tasks and seeds, recorded by collection/."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pairwright.collection.counters import Status
-from pairwright.collection.runner import Collected, Workflow, collect
+from pairwright.collection.runner import Collected, Watch, Workflow, collect
 from pairwright.config import Config
 from pairwright.errors import ConfigError
 from pairwright.evaluation.evaluation import Evaluation, evaluate, evaluate_settings
@@ -14,7 +13,6 @@ from pairwright.records.messages import Json
 
 BATCH = "evaluation"
 SIDES = ("before", "after")
-Watch = Callable[[Status], None]
 
 
 def evaluate_models(
@@ -30,21 +28,15 @@ def evaluate_models(
     tasks: Sequence[Json] | None = None,
 ) -> tuple[Evaluation, list[Collected]]:
     """Run two models (folders, GGUF files, URL#NAME, or names at the endpoint) on the held-out tasks, and compare them.
-
-    `workflow` and `tasks` override the configuration.
-    """
+    `workflow` and `tasks` override the configuration."""
     collections = []
     for side, model in zip(SIDES, (before, after), strict=True):
         folder = output / "evaluation" / side
         # both sides get the same settings: with equal tasks and seeds, runs can be paired by (task, run)
-        settings: dict[str, Any] = {
-            "resume": resume,
-            "base": base,
-            "watch": watch,
-            "workflow": workflow,
-            "tasks": tasks,
-        }
-        collections.append(play_holdout(config, model, folder, **settings))
+        side_runs = play_holdout(
+            config, model, folder, resume=resume, base=base, watch=watch, workflow=workflow, tasks=tasks
+        )
+        collections.append(side_runs)
     sides = [holdout_scores(config, output / "evaluation" / side) for side in SIDES]
     compare_options = evaluate_settings(config.evaluate, seed=config.seed)
     return evaluate(sides[0], sides[1], **compare_options, names=(before, after)), collections
@@ -64,11 +56,8 @@ def holdout_scores(config: Config, folder: Path) -> Scores:
 
 
 def holdout_config(config: Config, model: str, *, has_tasks: bool = False) -> Config:
-    """The configuration of a held-out run.
-
-    A folder or GGUF file is loaded here, URL#NAME is requested from that endpoint, any other name from the configured
-    one.
-    """
+    """The configuration of a held-out run. A folder or GGUF file is loaded here, URL#NAME is requested from that
+    endpoint, any other name from the configured one."""
     section = config.evaluate
     if not has_tasks and section.dataset is None and section.num_tasks is None:
         raise ConfigError("evaluate.dataset: expected the held-out tasks, e.g. evaluate.dataset=heldout.jsonl")

@@ -49,7 +49,6 @@ class Scores:
         )
 
     def column(self, metric: str) -> dict[Key, float | None]:
-        """One metric of all runs that have it."""
         return {key: row[metric] for key, row in self.runs.items() if metric in row}
 
 
@@ -78,7 +77,11 @@ def scores_of(rows: Iterable[tuple[str, Mapping[str, Any]]], *, source: str, red
     """Scores from rows with a task, optionally a run, and numbers; each row comes with its position for errors."""
     rows_by_run: dict[Key, list[dict[str, float | None]]] = {}
     for where, row in rows:
-        rows_by_run.setdefault(_key(row, source, where), []).append(_metrics(row, source, where))
+        key = _key(row, source, where)
+        if None in row:  # csv puts cells beyond the header under the key None
+            raise SourceError(f"{source}: {where}: more cells than the header has names")
+        metrics = {name: _number(value) for name, value in row.items() if name not in _IDENTITY}
+        rows_by_run.setdefault(key, []).append(metrics)
     if not rows_by_run:
         raise SourceError(f"{source}: no scores")
     return Scores(source, {key: _reduce_runs(rows, key, source, reduce) for key, rows in rows_by_run.items()})
@@ -136,12 +139,6 @@ def _key(row: Any, source: str, where: str) -> Key:
     except ValueError:
         raise SourceError(f"{source}: {where}: run is {run!r:.120}, expected a whole number") from None
     return str(task), number
-
-
-def _metrics(row: Mapping[str, Any], source: str, where: str) -> dict[str, float | None]:
-    if None in row:  # csv puts cells beyond the header under the key None
-        raise SourceError(f"{source}: {where}: more cells than the header has names")
-    return {name: _number(value) for name, value in row.items() if name not in _IDENTITY}
 
 
 def _number(value: Any) -> float | None:

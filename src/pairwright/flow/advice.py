@@ -1,11 +1,11 @@
 """`pairwright advise`: recommends a recipe for an experience table, by rules that cite their evidence.
 
-`measure` reads figures from the table, `RULES` turn figures into advice. A rule whose condition does not hold gives
-no advice; the first advice whose recipe fits by the figures alone is recommended. The evidence is in
+`measure` reads figures from the table, `advise` turns them into advice. A rule whose condition does not hold gives no
+advice; the first advice whose recipe fits by the figures alone is recommended. The evidence is in
 docs/explanation/evidence.md; it comes from small models on a CPU, and `pairwright compare` measures your own data.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,10 +103,8 @@ def _number(value: Any) -> float:
 
 @dataclass(frozen=True)
 class Advice:
-    """Advice of one rule. `snippet` is a part of a configuration; without one the advice is about the data.
-
-    If `needs_look`, a person must check the data before using the snippet.
-    """
+    """Advice of one rule. Without a `snippet` of a configuration it is about the data; if it `needs_look`, a person
+    must check the data before using the snippet."""
 
     rule: str
     advice: str
@@ -118,7 +116,6 @@ class Advice:
 _SFT = {"channels": {"dpo": 0.0, "sft": 1.0}}
 FEW_SOLVED = 5  # fewer solved runs are too few to train on alone
 MUCH_FAILED = 0.1  # share of failed turns in chosen sides
-
 
 CREDIT_EVIDENCE = (
     "stockroom, five seeds: 100% of held-out orders with failed turns masked, 89% by SFT on solved runs, 31% by SFT on "
@@ -133,43 +130,63 @@ PAIRS_EVIDENCE = (
     "stockroom, five seeds: all pairs with the SFT term solve 74% of held-out orders (24% at temperature 1), SFT on "
     "the best runs 31%; SmolLM2: DPO without the SFT term fell from 58% to 41%"
 )
+TASKS_EVIDENCE = "a comparison of runs of different tasks says which task is easier"
 
 
-def no_rewards(figures: Figures) -> Advice | None:
-    if figures.scored:
-        return None
-    return Advice(
-        "no rewards",
-        f"none of {figures.runs:,} runs has a reward: score them (pairwright score), or import votes",
-        "every recipe needs to know which runs are better",
-    )
+def advise(figures: Figures) -> list[Advice]:
+    return list(_advise(figures))
 
 
-def one_run_a_task(figures: Figures) -> Advice | None:
-    if not figures.scored or figures.groups_with_spread:
-        return None
-    return Advice(
-        "no spread",
-        "no two runs of one prompt have different rewards, so that there are no pairs: collect several runs of each "
-        "task (collect.num_runs), sample at a higher temperature, or give partial credit",
-        "a comparison of runs of different tasks says which task is easier",
-    )
+def _advise(figures: Figures) -> Iterator[Advice]:
+    has_spread = bool(figures.groups_with_spread)
+    if not figures.scored:
+        yield Advice(
+            "no rewards",
+            f"none of {figures.runs:,} runs has a reward: score them (pairwright score), or import votes",
+            "every recipe needs to know which runs are better",
+        )
+    if figures.scored and figures.solved_runs == 0:
+        yield Advice(
+            "0 solved runs",
+            "no run is solved: change the prompt, the tools or the temperature before the weights",
+            "two examples of each tool in the prompt and temperature 0.6 took SmolLM2 from no exact tool call to 31% "
+            "before any training",
+        )
+    if figures.scored and not has_spread:
+        yield Advice(
+            "no spread",
+            "no two runs of one prompt have different rewards, so that there are no pairs: collect several runs of "
+            "each task (collect.num_runs), sample at a higher temperature, or give partial credit",
+            TASKS_EVIDENCE,
+        )
+    if figures.share_failed_turns >= MUCH_FAILED:
+        yield _mask_failed_turns(figures)
+    if figures.solved_runs is not None and figures.solved_runs >= FEW_SOLVED:
+        share = figures.share_solved_tasks or 0.0
+        yield Advice(
+            "solved runs",
+            f"{figures.solved_runs:,} runs are solved, in {share:.0%} of the tasks: SFT on them is the recipe to beat",
+            SOLVED_EVIDENCE,
+            {"train": {**_SFT, "where": f"reward >= {figures.solved_from:g}"}},
+        )
+    if has_spread:
+        yield Advice(
+            "pairs",
+            f"{figures.pairs:,} pairs in {figures.groups_with_spread:,} groups: train on them with the SFT term, which "
+            "holds the chosen side while the rejected one is pushed away",
+            PAIRS_EVIDENCE,
+            {"pairs": {"strategy": "all"}, "train": {"dpo": {"sft_loss_weight": 1.0, "sft_average_log_probs": True}}},
+        )
+    if has_spread and figures.spread_between > 2 * figures.spread_within:
+        yield Advice(
+            "tasks differ more than runs",
+            f"rewards differ by {figures.spread_between:.2g} between tasks and {figures.spread_within:.2g} within: "
+            "compare runs of one task only (no pairs.across_groups)",
+            TASKS_EVIDENCE,
+        )
 
 
-def nothing_solved(figures: Figures) -> Advice | None:
-    if figures.solved_runs != 0 or not figures.scored:
-        return None
-    return Advice(
-        "0 solved runs",
-        "no run is solved: change the prompt, the tools or the temperature before the weights",
-        "two examples of each tool in the prompt and temperature 0.6 took SmolLM2 from no exact tool call to 31% "
-        "before any training",
-    )
-
-
-def failed_turns(figures: Figures) -> Advice | None:
-    if figures.share_failed_turns < MUCH_FAILED:
-        return None
+def _mask_failed_turns(figures: Figures) -> Advice:
     kinds = sorted(figures.failed_by_kind, key=lambda kind: -figures.failed_by_kind[kind])
     counts = ", ".join(f"{kind} {figures.failed_by_kind[kind]:,}" for kind in kinds)
     # kinds that do not mark a turn as failed by default, since they often follow a correct step
@@ -188,52 +205,6 @@ def failed_turns(figures: Figures) -> Advice | None:
         },
         needs_look=bool(more),
     )
-
-
-def solved_runs(figures: Figures) -> Advice | None:
-    if figures.solved_runs is None or figures.solved_runs < FEW_SOLVED:
-        return None
-    share = figures.share_solved_tasks or 0.0
-    return Advice(
-        "solved runs",
-        f"{figures.solved_runs:,} runs are solved, in {share:.0%} of the tasks: SFT on them is the recipe to beat",
-        SOLVED_EVIDENCE,
-        {"train": {**_SFT, "where": f"reward >= {figures.solved_from:g}"}},
-    )
-
-
-def pairs_with_anchor(figures: Figures) -> Advice | None:
-    if not figures.groups_with_spread:
-        return None
-    return Advice(
-        "pairs",
-        f"{figures.pairs:,} pairs in {figures.groups_with_spread:,} groups: train on them with the SFT term, which "
-        "holds the chosen side while the rejected one is pushed away",
-        PAIRS_EVIDENCE,
-        {"pairs": {"strategy": "all"}, "train": {"dpo": {"sft_loss_weight": 1.0, "sft_average_log_probs": True}}},
-    )
-
-
-def tasks_differ(figures: Figures) -> Advice | None:
-    if not figures.groups_with_spread or figures.spread_between <= 2 * figures.spread_within:
-        return None
-    return Advice(
-        "tasks differ more than runs",
-        f"rewards differ by {figures.spread_between:.2g} between tasks and {figures.spread_within:.2g} within: compare "
-        "runs of one task only (no pairs.across_groups)",
-        "a comparison of runs of different tasks says which task is easier",
-    )
-
-
-# In the order of the output.
-RULES: tuple[Callable[[Figures], Advice | None], ...] = (
-    no_rewards, nothing_solved, one_run_a_task, failed_turns, solved_runs, pairs_with_anchor, tasks_differ,
-)  # fmt: skip
-
-
-def advise(figures: Figures) -> list[Advice]:
-    """Return the advice of all rules for these figures."""
-    return [advice for rule in RULES if (advice := rule(figures)) is not None]
 
 
 def recommended(advice: list[Advice]) -> Advice | None:

@@ -11,7 +11,7 @@ error.
 
 import gc
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import msgspec
 
 from pairwright.collection.run_failures import one_line
 from pairwright.config import Config, load_config
+from pairwright.config.config_file import adjust_config
 from pairwright.config.user_code import load_function
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.evaluation.comparison import Metric, compare
@@ -40,8 +41,6 @@ Overrides = list[tuple[str, str]]
 
 
 class Comparer:
-    """The recipes of a file, run over seeds in one folder."""
-
     def __init__(
         self, path: Path, recipes: Recipes, folder: Path, *, base: Path, overrides: Overrides, view: View
     ) -> None:
@@ -113,7 +112,6 @@ class Comparer:
         return content_hash("recipe", settings, recipe.data, recipe.experience, recipe.train, exams)
 
     def _try(self, recipe: Recipe | None, config: Config, model: Path, experience: Path, folder: Path) -> Json:
-        """Train and run the exams; returns the costs, or the error."""
         gc.collect()  # memory of the previous recipe must not count for this one
         meter = Meter()
         try:
@@ -121,7 +119,7 @@ class Comparer:
             trained = str(result.get("model") or model)
             spent = meter.read()
             for exam, changes in self.recipes.exams.items():
-                settings = self._exam_config(config, changes)
+                settings = adjust_config(config, evaluate=changes)
                 play_holdout(settings, trained, folder / exam, resume=True, base=self.base, watch=self.view.collecting)
             return {"result": result, "training": spent, **meter.read()}
         except PairwrightError as error:
@@ -146,7 +144,6 @@ class Comparer:
         return train_stage(config, model, folder / "train", inputs, self.view)
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        """Call a function of the user."""
         function = load_function(name, group="pairwright.recipes", base=self.base)
         try:
             return function(*arguments)
@@ -154,14 +151,6 @@ class Comparer:
             raise
         except Exception as error:  # it may raise anything
             raise PairwrightError(f"{name} failed: {one_line(error)}") from error
-
-    def _exam_config(self, config: Config, changes: Json) -> Config:
-        if not changes:
-            return config
-        section = load_config(None, overrides=list(flatten({"evaluate": changes})), environment={}).evaluate
-        return config.model_copy(
-            update={"evaluate": config.evaluate.model_copy(update={key: getattr(section, key) for key in changes})}
-        )
 
     def table(self, seeds: Sequence[int]) -> Json:
         """Return every metric of every exam by recipe and seed, with the difference to the baseline, and the costs."""
@@ -200,7 +189,13 @@ class Comparer:
 
     def _result(self, name: str, exam: str, metric: Metric, seeds: Sequence[int], config: Config) -> Json:
         """Return one metric of one exam: by seed, its mean, and its difference to the baseline if that is done."""
-        values = [_mean(_numbers(self._scores(name, exam, seed, config), metric)) for seed in seeds]
+        values = []
+        for seed in seeds:
+            scores = self._scores(name, exam, seed, config)
+            values.append(_mean(scores.column(metric.name).values()))
+            if values[-1] is None:
+                have = ", ".join(scores.metrics)
+                raise PairwrightError(f"{scores.source}: no run has {metric.name}; they have {have}")
         baseline = self.recipes.baseline
         both = [
             seed for seed in seeds if "cpu_seconds" in _read_done(self.folder / f"seed-{seed}" / "recipes" / baseline)
@@ -238,13 +233,6 @@ def _read_done(folder: Path) -> Json:
     return done
 
 
-def _numbers(scores: Scores, metric: Metric) -> list[float]:
-    numbers = [value for value in scores.column(metric.name).values() if value is not None]
-    if not numbers:
-        raise PairwrightError(f"{scores.source}: no run has {metric.name}; they have {', '.join(scores.metrics)}")
-    return numbers
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
+def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None

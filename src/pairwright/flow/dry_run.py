@@ -38,13 +38,8 @@ def _estimate(flow: Flow, name: str, states: dict[str, str]) -> str:
     if states[name] == "done":
         return ", ".join(f"{key} {value}" for key, value in list(flow.manifest.stages[name].result.items())[:4])
     if stage == "collect":
-        return _estimate_requests(
-            flow,
-            config.collect.dataset,
-            config.collect.num_tasks,
-            config.collect.num_runs,
-            config.policy.num_candidates,
-        )
+        asked, num_candidates = config.collect, config.policy.num_candidates
+        return _estimate_requests(flow, asked.dataset, asked.num_tasks, asked.num_runs, num_candidates)
     if stage == "evaluate":
         section = config.evaluate
         dataset, tasks = section.dataset or config.collect.dataset, section.num_tasks or config.collect.num_tasks

@@ -12,7 +12,6 @@ import tempfile
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Literal, get_args
 
 import msgspec
 
@@ -109,7 +108,6 @@ def run_script(command: list[str], view: View) -> subprocess.CompletedProcess[st
 def run_example(
     example: Example, folder: Path, *, seed: int, view: View, overrides: list[tuple[str, str]]
 ) -> tuple[Json, Json]:
-    """Run the whole example in a folder. Returns the result of the run and the evaluation of every metric."""
     folder.mkdir(parents=True, exist_ok=True)
     start = prepare(example, folder, seed=seed, view=view)
     config, resolved = example_config(example, start, [("seed", str(seed)), *overrides])
@@ -117,18 +115,12 @@ def run_example(
     return result, msgspec.json.decode((folder / "evaluation.json").read_bytes())
 
 
-# Templates of `pairwright init`, in examples/templates
-Template = Literal["chat", "tools", "openai-sdk", "traces", "nat"]
-TEMPLATES: tuple[str, ...] = get_args(Template)
+TEMPLATES = ("chat", "tools", "openai-sdk", "traces", "nat")  # of `pairwright init`, in examples/templates
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
 
 
 def create_project(folder: Path, template: str = "chat") -> list[str]:
-    """Write a project to a new or empty folder; returns the names of its files.
-
-    folder: where to put it.
-    template: one of TEMPLATES.
-    """
+    """Write a project to a new or empty folder; returns the names of its files."""
     if template not in TEMPLATES:
         raise ConfigError(f"--template {template}: expected one of {', '.join(TEMPLATES)}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

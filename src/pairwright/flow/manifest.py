@@ -49,15 +49,16 @@ class Meter:
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         self._started, self._cpu = time.monotonic(), _cpu_seconds()
-        self._children = _children_memory()
+        self._children = _peak_of(resource.RUSAGE_CHILDREN)
 
     def read(self) -> dict[str, Any]:
         """Return the cost fields of a StageRecord."""
+        children = _peak_of(resource.RUSAGE_CHILDREN)
         return {
             "seconds": round(time.monotonic() - self._started, 3),
             "cpu_seconds": round(_cpu_seconds() - self._cpu, 3),
             # a child's peak counts only if it exceeds those before the meter started
-            "peak_memory_bytes": max(_peak_memory(), peak if (peak := _children_memory()) > self._children else 0),
+            "peak_memory_bytes": max(_peak_memory(), children if children > self._children else 0),
         }
 
 
@@ -71,20 +72,15 @@ def _peak_memory() -> int:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
     except (OSError, StopIteration):
-        return _as_bytes(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        return _peak_of(resource.RUSAGE_SELF)
 
 
-def _children_memory() -> int:
-    return _as_bytes(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
-
-
-def _as_bytes(peak: int) -> int:
+def _peak_of(who: int) -> int:
+    peak = resource.getrusage(who).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # kilobytes, except on macOS
 
 
 class Manifest:
-    """The stages of one run folder."""
-
     def __init__(self, path: Path, *, seed: int) -> None:
         self.path = path
         self.stages: dict[str, StageRecord] = {}
@@ -109,7 +105,6 @@ class Manifest:
         return known is not None and known.key == key and known.state == "done"
 
     def has_other(self, name: str, key: str) -> bool:
-        """Return whether the stage was started with another key."""
         known = self.stages.get(name)
         return known is not None and known.key != key
 
@@ -129,7 +124,6 @@ def _versions() -> dict[str, str]:
 
 
 def _revision() -> str | None:
-    """Return the git revision of the working directory, if it is in a repository."""
     command = ["git", "rev-parse", "HEAD"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10)

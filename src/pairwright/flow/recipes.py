@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from pairwright.config import Config, load_config
-from pairwright.config.config_file import read_tree
+from pairwright.config.config_file import adjust_config, read_tree
 from pairwright.config.problems import describe_problems
 from pairwright.config.sections import Section
 from pairwright.errors import ConfigError
@@ -87,7 +87,6 @@ class Recipes(Section):
 
 
 def read_recipes(path: Path) -> Recipes:
-    """Read and check a recipe file."""
     try:
         return Recipes.model_validate(read_tree(path))
     except ValidationError as error:
@@ -96,15 +95,14 @@ def read_recipes(path: Path) -> Recipes:
 
 def recipe_config(path: Path, recipes: Recipes, recipe: Recipe, overrides: list[tuple[str, str]]) -> Config:
     """Load the configuration file with the recipe's changes, overridden by the budget."""
-    changed = [*overrides, *flatten(recipe.config)]
-    config = load_config(path, overrides=changed)
+    config = load_config(path, overrides=[*overrides, *flatten(recipe.config)])
     if recipes.budget is None:
         return config
     size = recipes.budget.sequences // (2 if config.train.channels.dpo else 1)
     updates = recipes.budget.updates
     # unlimited epochs, and one checkpoint at the end
     budget = {"max_steps": updates, "batch_size": size, "epochs": EPOCHS, "save_every": updates}
-    return load_config(path, overrides=[*changed, *flatten({"train": budget})])
+    return adjust_config(config, train=budget)
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

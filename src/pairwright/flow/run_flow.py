@@ -19,22 +19,9 @@ import msgspec
 
 from pairwright.config import Config
 from pairwright.errors import ConfigError, PairwrightError
+from pairwright.flow import stages
 from pairwright.flow.manifest import Manifest, Meter, StageRecord
-from pairwright.flow.stages import (
-    View,
-    check_collection,
-    collect_stage,
-    deploy_stage,
-    evaluate_stage,
-    find_beside,
-    import_stage,
-    initial_model,
-    pairs_stage,
-    score_stage,
-    source_paths,
-    tokens_stage,
-    train_stage,
-)
+from pairwright.flow.stages import View
 from pairwright.paths import (
     ModelFolderError,
     claim_folder,
@@ -82,8 +69,6 @@ class Plan:
 
 
 class Flow:
-    """The stages of one run folder."""
-
     def __init__(self, config: Config, folder: Path, *, base: Path | None = None, view: View | None = None) -> None:
         self.config, self.folder, self.base = config, folder, base
         self.view = View() if view is None else view
@@ -94,9 +79,7 @@ class Flow:
 
     def run(self, *, resolved: Json | None = None) -> Json:
         """Run every stage that is not done yet. Returns the last results; raises GateClosed if the gate fails.
-
-        `resolved` is the configuration in the form for a file; it is written to the folder once the folder is locked.
-        """
+        `resolved` is the configuration in the form for a file, which is written to the folder."""
         with claim_folder(self.folder, None, work="run"):
             # another run may have changed it since this object was created
             self.manifest = Manifest(self.folder / "manifest.json", seed=self.config.seed)
@@ -206,7 +189,13 @@ class Flow:
                 )
             return known.result
         if self.manifest.has_other(stage.name, stage.key):
-            self._remove_outdated(stage)
+            self._check_precious(stage)
+            for path in stage.folders:  # outputs with other settings
+                if path.is_dir():
+                    with lock_folder(path, work=stage.name):  # another command may be using it
+                        shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
         record = StageRecord(key=stage.key, inputs=stage.inputs)
         # written as running first: after a crash the stage is known to be unfinished and is resumed
         self.manifest.write(stage.name, record)
@@ -228,9 +217,9 @@ class Flow:
         """Return the stage that provides the experience of a round: collected by a workflow, or imported from files."""
         if self._gathering == "import":
             key = content_hash("import", self.config.sources.model_dump(mode="json"), self._files())
-            config, gather, inputs = self.config, import_stage, dict[str, str]()
+            config, gather, inputs = self.config, stages.import_stage, dict[str, str]()
         else:
-            config, gather = self.policy_config(model, number), collect_stage
+            config, gather = self.policy_config(model, number), stages.collect_stage
             # limits of concurrency and time do not affect sampling, so they are not part of the key
             settings = config.collect.model_dump(mode="json", exclude={"max_concurrency", "task_timeout_seconds"})
             # the form of earlier versions, so that their collections keep their keys
@@ -248,12 +237,12 @@ class Flow:
             (place / "experience",),
             lambda: gather(config, place, self.base, self.view),
             is_precious=True,
-            check=lambda: check_collection(config, place) if gather is collect_stage else None,
+            check=lambda: stages.check_collection(config, place) if gather is stages.collect_stage else None,
             inputs=inputs,
         )
 
     def scoring(self, number: int, place: Path, upstream: str) -> PlannedStage:
-        """Return the stage that scores the experience of a round. Answers of judges are always kept."""
+        # no folders: answers of judges are always kept
         config, folder = self.config, place / "experience"
         settings = config.score.model_dump(mode="json", include={"scorers", "judge"})
         names = [scorer.partition("=")[2] or scorer for scorer in config.score.scorers]
@@ -262,13 +251,12 @@ class Flow:
             f"round-{number}/score",
             content_hash("score", settings, code, upstream),
             (),
-            lambda: score_stage(config, folder, self.base, self.view),
+            lambda: stages.score_stage(config, folder, self.base, self.view),
         )
 
     def derive_stages(
         self, number: int, place: Path, model: Path, experiences: list[tuple[Path, str]], upstream: str
     ) -> list[PlannedStage]:
-        """Return the stages for pairs, tokens and training of a round."""
         config, name = self._round_config(), f"round-{number}"
         tables, table_keys = [path for path, _ in experiences], [key for _, key in experiences]
         # keys form a chain: experience -> pairs -> tokens -> train, so a change repeats everything after it
@@ -300,24 +288,23 @@ class Flow:
                 f"{name}/pairs",
                 pairs_key,
                 (place / "pairs",),
-                lambda: pairs_stage(config, tables, place / "pairs", self.view),
+                lambda: stages.pairs_stage(config, tables, place / "pairs", self.view),
             ),
             PlannedStage(
                 f"{name}/tokens",
                 tokens_key,
                 (place / "tokens",),
-                lambda: tokens_stage(config, place / "pairs", model, place / "tokens", self.view),
+                lambda: stages.tokens_stage(config, place / "pairs", model, place / "tokens", self.view),
             ),
             PlannedStage(
                 f"{name}/train",
                 train_key,
                 (place / "train",),
-                lambda: train_stage(config, model, place / "train", inputs, self.view),
+                lambda: stages.train_stage(config, model, place / "train", inputs, self.view),
             ),
         ]
 
     def proof(self, number: int, place: Path, model: Path, first: str) -> PlannedStage:
-        """Return the stage that compares the initial model with that of this round on the held-out tasks."""
         config = self.config
         settings = config.evaluate.model_dump(mode="json")
         key = content_hash("evaluate", settings, config.seed, first, self._train_key)
@@ -326,16 +313,15 @@ class Flow:
             f"round-{number}/evaluate",
             key,
             folders,
-            lambda: evaluate_stage(config, place, self.initial, model, self.base, self.view),
+            lambda: stages.evaluate_stage(config, place, self.initial, model, self.base, self.view),
             inputs=self._user_files(
                 config.evaluate.workflow or config.collect.workflow, config.evaluate.dataset or config.collect.dataset
             ),
         )
 
     def deployment(self) -> PlannedStage:
-        """Return the stage that deploys the model of the last round."""
         config, folder = self.config, self.folder / f"round-{self.config.loop.rounds}" / "train"
-        return PlannedStage("deploy", self._train_key, (), lambda: deploy_stage(config, folder, self.view))
+        return PlannedStage("deploy", self._train_key, (), lambda: stages.deploy_stage(config, folder, self.view))
 
     def policy_config(self, model: Path, number: int) -> Config:
         """Return the configuration with the previous round's model as policy; the first round keeps an endpoint."""
@@ -354,7 +340,6 @@ class Flow:
 
     @property
     def _num_stages(self) -> int:
-        """Number of stages of the whole run: four per round, scoring, exams and deployment."""
         loop = self.config.loop
         num_exams = {"never": 0, "last": 1, "each": loop.rounds}[loop.evaluate]
         return (4 + bool(self.config.score.scorers)) * loop.rounds + num_exams + self._deploys
@@ -364,12 +349,11 @@ class Flow:
         return "import" if self.config.collect.workflow is None else "collect"
 
     def _initial_model(self) -> Path:
-        """Return the folder of the model to train; required even if the policy is an endpoint."""
         config = self.config
-        name = initial_model(config)
+        name = stages.initial_model(config)
         if is_address(name):
             raise ConfigError(f"model: {place(name)} is an address: copy the folder of the model here, and name that")
-        path = find_beside(self.base, name)
+        path = stages.find_beside(self.base, name)
         path = path if path.exists() else Path(name)
         if config.backend.name == "local" and is_hub_id(path):  # other backends resolve Hub ids themselves
             with contextlib.suppress(ModelFolderError):  # downloaded only when the run begins
@@ -381,7 +365,7 @@ class Flow:
         configured; a tokenizer path is resolved from the configuration's folder, like the model."""
         config = self.config
         name = config.tokens.tokenizer
-        if name is not None and (path := find_beside(self.base, name)).exists():
+        if name is not None and (path := stages.find_beside(self.base, name)).exists():
             tokens = config.tokens.model_copy(update={"tokenizer": str(path)})
             config = config.model_copy(update={"tokens": tokens})
         if config.loop.reference == "initial" and config.train.reference == "initial" and config.loop.rounds > 1:
@@ -408,16 +392,6 @@ class Flow:
                 "configuration, choose another name, or remove the folder yourself"
             )
 
-    def _remove_outdated(self, stage: PlannedStage) -> None:
-        """Remove the outputs of a stage that were made with other settings."""
-        self._check_precious(stage)
-        for path in stage.folders:
-            if path.is_dir():
-                with lock_folder(path, work=stage.name):  # another command may be using it
-                    shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
-
     def _files(self) -> list[Any]:
         """Return names, sizes and modification times of the imported files, and the text of the compaction prompt."""
         from pairwright.sources.files import expand_paths
@@ -425,7 +399,7 @@ class Flow:
 
         # The text, since a touched file with the same content must not cause another import.
         prompt = read_compaction_prompt(self.config.sources.compaction_prompt, self.base)
-        return [[str(path), *stamp_of(path)] for path in expand_paths(source_paths(self.config, self.base))] + (
+        return [[str(path), *stamp_of(path)] for path in expand_paths(stages.source_paths(self.config, self.base))] + (
             [prompt] if prompt else []
         )
 
@@ -434,7 +408,7 @@ class Flow:
         found = {}
         for name in filter(None, names):
             for part in (name, name.rpartition(":")[0]):
-                if part and (path := find_beside(self.base, part)).is_file():
+                if part and (path := stages.find_beside(self.base, part)).is_file():
                     found[part] = content_hash(path.read_bytes().hex())
         return found
 
@@ -449,7 +423,6 @@ def write_config(folder: Path, config: Json) -> None:
 
 
 def _model_key(model: Path) -> str:
-    """Return the key of a model: the hash of its weights."""
     from pairwright.training.model.load_model import model_hash
 
     if not (model / "config.json").exists():

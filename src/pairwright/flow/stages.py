@@ -4,7 +4,7 @@ Every stage calls the same function as its command; this module only decides the
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,8 @@ class View:
     say: Callable[[str], None] = lambda line: None
     collecting: Callable[[Any], None] = lambda status: None
     training: Callable[[Json], None] = lambda event: None
-    counting: Callable[[int, int], None] = field(default=lambda done, total: None)
-    begin: Callable[[str, int, int], None] = field(default=lambda name, number, total: None)
+    counting: Callable[[int, int], None] = lambda done, total: None
+    begin: Callable[[str, int, int], None] = lambda name, number, total: None
     """Called before a stage with its name, its number and the number of all stages."""
 
 
@@ -58,8 +58,7 @@ def collect_stage(config: Config, folder: Path, base: Path | None, view: View) -
 
 
 def _say_advice(experience: Path, config: Config, view: View) -> None:
-    """Print the advice of advice.py on the runs, except what the configuration does already; it does not affect
-    training."""
+    """Print the advice of advice.py on the runs, except what the configuration does already."""
     from pairwright.flow.advice import advise, is_followed, measure, recommended
     from pairwright.store.table import Table
 
@@ -86,7 +85,6 @@ def find_beside(base: Path | None, name: str | Path) -> Path:
 
 
 def initial_model(config: Config) -> str:
-    """Return the name of the model to train."""
     if config.trained_model is None:
         raise ConfigError("model: expected the folder of the model that is trained")
     return config.trained_model
@@ -100,7 +98,6 @@ def source_paths(config: Config, base: Path | None) -> list[str]:
 
 
 def import_stage(config: Config, folder: Path, base: Path | None, view: View) -> Json:
-    """Import the files of `sources` into an experience table."""
     from pairwright.sources.format import options_of
     from pairwright.store.importing import import_files, refuse_empty
     from pairwright.store.table import Table
@@ -121,7 +118,6 @@ def import_stage(config: Config, folder: Path, base: Path | None, view: View) ->
 
 
 def score_stage(config: Config, table: Path, base: Path | None, view: View) -> Json:
-    """Run the scorers of `score` over the experience table of a round."""
     from pairwright.scores.score_tables import score
 
     section, counts = config.score, {}
@@ -164,7 +160,6 @@ def pairs_stage(config: Config, tables: list[Path], folder: Path, view: View) ->
 
 
 def tokens_stage(config: Config, pairs: Path, model: Path, folder: Path, view: View) -> Json:
-    """Encode the pairs with the tokenizer of the model."""
     from pairwright.tokens.stage.cache import describe_losses
     from pairwright.tokens.stage.stage import encode_source
 
@@ -188,7 +183,8 @@ def train_stage(config: Config, model: Path, folder: Path, inputs: Mapping[str, 
     """Train locally, or submit a job to a backend and wait for it. `model` in the result is the trained folder."""
     from pairwright.collection.nat_files import add_training
 
-    result = _train(config, model, folder, inputs, view)
+    train = _train_here if config.backend.name == "local" else _submit_job
+    result = train(config, model, folder, inputs, view)
     training = {
         "backend": config.backend.name,
         "job_id": result.get("job_id") or result.get("job"),
@@ -200,29 +196,27 @@ def train_stage(config: Config, model: Path, folder: Path, inputs: Mapping[str, 
     return result
 
 
-def _train(config: Config, model: Path, folder: Path, inputs: Mapping[str, Path | None], view: View) -> Json:
-    if config.backend.name == "local":
-        from pairwright.jobs.ray_training import train_on_ray
-        from pairwright.training import train
+def _train_here(config: Config, model: Path, folder: Path, inputs: Mapping[str, Path | None], view: View) -> Json:
+    from pairwright.jobs.ray_training import train_on_ray
+    from pairwright.training import train
 
-        run = train_on_ray if config.engine.name == "ray" else train
-        channels = config.train.channels
-        result = run(
-            config,
-            model=model,
-            output=folder,
-            # train.json exists once training has begun: continue from its newest checkpoint
-            resume=(folder / "train.json").exists(),
-            progress=view.training,
-            pairs=inputs["pairs"],
-            experience=inputs["experience"],
-            # only these channels train on the encoded sequences
-            tokens=inputs["tokens"] if channels.dpo or channels.sft else None,
-            reference_cache=inputs["reference"],
-        )
-        counts = _account(folder, view)
-        return {"model": str(result.model), "steps": result.num_steps, **counts, **result.metrics}
-    return _submit_job(config, model, folder, inputs, view)
+    run = train_on_ray if config.engine.name == "ray" else train
+    channels = config.train.channels
+    result = run(
+        config,
+        model=model,
+        output=folder,
+        # train.json exists once training has begun: continue from its newest checkpoint
+        resume=(folder / "train.json").exists(),
+        progress=view.training,
+        pairs=inputs["pairs"],
+        experience=inputs["experience"],
+        # only these channels train on the encoded sequences
+        tokens=inputs["tokens"] if channels.dpo or channels.sft else None,
+        reference_cache=inputs["reference"],
+    )
+    counts = _account(folder, view)
+    return {"model": str(result.model), "steps": result.num_steps, **counts, **result.metrics}
 
 
 def _account(folder: Path, view: View) -> Json:
@@ -252,37 +246,25 @@ def _submit_job(config: Config, model: Path, folder: Path, inputs: Mapping[str, 
         request = JobRequest(model=str(model), pairs=inputs["pairs"], experience=inputs["experience"], launch=True)
         job = backend.submit(folder, request, config, view.say)
         view.say(f"job {job.id} was handed to {backend.name}; pairwright jobs attach {folder} finds it again")
-    # without waiting, the model is not known, so a run with more rounds stops here
-    if not config.backend.is_followed:
-        return {**_describe_job(folder), "state": str(read_job(folder).state), "model": None}
-    status = backend.wait(folder, config, lambda status: view.say(f"{status.state}: {status.percentage or 0:.0f}%"))
-    trained_model = folder / "model"
-    return {
-        **_describe_job(folder),
-        "state": str(status.state),
-        "model": str(trained_model) if trained_model.exists() else None,
-    }
-
-
-def _describe_job(folder: Path) -> Json:
-    """Return the id of a job; for a job on a service also its id there and the names of its model and dataset."""
-    from pairwright.jobs import read_job
-
+    ended, trained = None, folder / "model"
+    if config.backend.is_followed:
+        ended = backend.wait(folder, config, lambda status: view.say(f"{status.state}: {status.percentage or 0:.0f}%"))
     job = read_job(folder)
-    details = job.details
-    if not details.get("job_id"):
-        return {"job": job.id}
-    return {
-        "job": job.id,
-        "job_id": details["job_id"],
-        "output_model": details.get("output_model"),
-        "service": details.get("entity_host"),
-        "dataset": f"{details.get('namespace')}/{details.get('dataset_name')}",
-    }
+    details: Json = {"job": job.id}
+    if job.details.get("job_id"):  # on a service
+        details |= {
+            "job_id": job.details["job_id"],
+            "output_model": job.details.get("output_model"),
+            "service": job.details.get("entity_host"),
+            "dataset": f"{job.details.get('namespace')}/{job.details.get('dataset_name')}",
+        }
+    # without waiting, the model is not known, so a run with more rounds stops here
+    if ended is None:
+        return {**details, "state": str(job.state), "model": None}
+    return {**details, "state": str(ended.state), "model": str(trained) if trained.exists() else None}
 
 
 def evaluate_stage(config: Config, folder: Path, before: Path, after: Path, base: Path | None, view: View) -> Json:
-    """Evaluate both models on the held-out tasks with the same seeds; writes evaluation.json."""
     from pairwright.evaluation import write_evaluation
     from pairwright.evaluation.held_out_runs import evaluate_models
 

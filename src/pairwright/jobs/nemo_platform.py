@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from pairwright.config import Config
-from pairwright.config.platform_config import NemoPlatformConfig
+from pairwright.config.backend_config import NemoPlatformConfig
 from pairwright.errors import ConfigError
 from pairwright.jobs.dataset import Dataset, write_dataset
 from pairwright.jobs.job import BackendError, Job, JobState, Say, Status, Unreachable

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from pairwright.config import Config
+from pairwright.config.backend_config import NemoPlatformConfig
 from pairwright.config.customizer_config import NemoCustomizerConfig
-from pairwright.config.platform_config import NemoPlatformConfig
 from pairwright.config.train_config import NO_ANCHOR
 from pairwright.errors import ConfigError
 from pairwright.jobs.dataset import Dataset

@@ -27,19 +27,7 @@ if TYPE_CHECKING:
     from pairwright.nat.trainer_adapter import PairwrightTrainerAdapter
     from pairwright.nat.trajectory_builder import PairwrightTrajectoryBuilder
 
-_HOMES = {
-    "CandidateStep": "nat_trajectories",
-    "CustomizerHyperparameters": "nat_options",
-    "DpoHyperparameters": "nat_options",
-    "NimDeploymentConfig": "nat_options",
-    "PairwrightTrainer": "nat_trainer",
-    "PairwrightTrainerAdapter": "trainer_adapter",
-    "PairwrightTrainerAdapterConfig": "nat_options",
-    "PairwrightTrainerConfig": "nat_options",
-    "PairwrightTrajectoryBuilder": "trajectory_builder",
-    "PairwrightTrajectoryBuilderConfig": "nat_options",
-    "PreferencePair": "nat_trajectories",
-}
+_MODULES = ("nat_options", "nat_trajectories", "trajectory_builder", "trainer_adapter", "nat_trainer")
 
 __all__ = [
     "CandidateStep",
@@ -57,10 +45,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'pairwright.nat' has no attribute {name!r}")
     try:
-        return getattr(import_module(f"pairwright.nat.{_HOMES[name]}"), name)
+        modules = (import_module(f"pairwright.nat.{module}") for module in _MODULES)
+        return next(getattr(module, name) for module in modules if hasattr(module, name))
     except ModuleNotFoundError as error:
         # `nat` is NAT's own top-level package
         if error.name is None or error.name.partition(".")[0] != "nat":

@@ -5,7 +5,7 @@
 """
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from nat.data_models.finetuning import TrainerAdapterConfig, TrainerConfig, TrajectoryBuilderConfig
 from pydantic import AliasChoices, ConfigDict, Field, SecretStr, model_validator
@@ -20,6 +20,7 @@ from pairwright.config.customizer_config import (
 )
 from pairwright.config.nat_keys import IMAGE
 from pairwright.config.pairs_names import own_names
+from pairwright.config.plain_yaml import merge_trees
 from pairwright.errors import ConfigError
 
 __all__ = [
@@ -56,7 +57,6 @@ class PairwrightTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="pairwrigh
     """Use the difference of scores as the reward of a trajectory; false uses the score of the chosen candidate."""
     require_multiple_candidates: bool = True
     """Count turns with one candidate in `skipped_single_candidate`. A pair needs two in either case, as in NAT."""
-    # ours
     pairs: PairsConfig = PairsConfig()
     """Further options of pair building (docs/reference/pairs.md), such as near_duplicates. As in NAT, a run keeps
     repeated and contradicting pairs unless `dedupe` or `contradictions` is set here."""
@@ -69,14 +69,10 @@ class PairwrightTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="pairwrigh
 
     @model_validator(mode="after")
     def _fit_together(self) -> "PairwrightTrajectoryBuilderConfig":
-        twice = {
-            name: own
-            for name in _NAT_PAIR_OPTIONS
-            for own in own_names({name: getattr(self, name)})
-            if name in self.model_fields_set and own in self.pairs.model_fields_set
-        }
-        for name, own in twice.items():
-            raise ValueError(f"{name}: give it or pairs.{own}, not both")
+        for name in _NAT_PAIR_OPTIONS:
+            twice = own_names({name: getattr(self, name)}).keys() & self.pairs.model_fields_set
+            if name in self.model_fields_set and twice:
+                raise ValueError(f"{name}: give it or pairs.{twice.pop()}, not both")
         if self.pairs.strategy in ("imported", "teachers"):
             raise ValueError(f"pairs.strategy: {self.pairs.strategy!r} does not compare the candidates of a turn")
         return self
@@ -84,9 +80,7 @@ class PairwrightTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="pairwrigh
     def pair_config(self) -> Config:
         """Return our configuration, with NAT's options as those of `pairs`."""
         own = {name: getattr(self.pairs, name) for name in self.pairs.model_fields_set}
-        theirs: dict[str, Any] = {}
-        for name in _NAT_PAIR_OPTIONS:
-            theirs |= own_names({name: getattr(self, name)})
+        theirs = own_names({name: getattr(self, name) for name in _NAT_PAIR_OPTIONS})
         pairs = {**theirs, "dedupe": False, "contradictions": "keep", **own}
         # as in NAT, several evaluations of one example are not compared with each other
         if pairs["strategy"] != "divergence" and not self.pairs.across_groups and self.pairs.votes is None:
@@ -108,7 +102,6 @@ class PairwrightTrainerAdapterConfig(TrainerAdapterConfig, name="pairwright_trai
 
     backend: Literal["nemo-customizer", "local", "ray"] = "nemo-customizer"
     """Where to train: a service with the Customizer protocol, a process on this machine, or a Ray cluster."""
-    # nemo-customizer
     entity_host: str | None = None
     """nemo-customizer: address of namespaces, datasets, jobs and deployments."""
     datastore_host: str | None = None
@@ -132,7 +125,6 @@ class PairwrightTrainerAdapterConfig(TrainerAdapterConfig, name="pairwright_trai
     use_full_message_history: bool = False
     """nemo-customizer: upload prompts as lists of messages; false uploads the text of the last message, as NAT does,
     and reports how many prompts lost messages. The other backends always train on the whole prompt."""
-    # local and ray
     model: str | None = None
     """local, ray: folder of the model to train."""
     train: TrainConfig = TrainConfig()
@@ -141,7 +133,6 @@ class PairwrightTrainerAdapterConfig(TrainerAdapterConfig, name="pairwright_trai
     """local, ray: how messages become tokens (docs/reference/tokens.md)."""
     engine: EngineConfig = EngineConfig()
     """ray: address and number of workers."""
-    # all
     hyperparameters: CustomizerHyperparameters = CustomizerHyperparameters()
     """Hyperparameters of the job."""
     validation: float = Field(default=0.2, ge=0, lt=1)
@@ -185,10 +176,10 @@ class PairwrightTrainerAdapterConfig(TrainerAdapterConfig, name="pairwright_trai
         """Return our configuration of a job."""
         if self.backend == "nemo-customizer":
             own = (
-                *("entity_host", "datastore_host", "namespace", "dataset_name", "customization_config", "pin_revision"),
-                *("create_namespace_if_missing", "use_full_message_history", "deployment_timeout_seconds"),
-                *("poll_interval_seconds", "training_timeout_seconds"),
-            )
+                "entity_host", "datastore_host", "namespace", "dataset_name", "customization_config", "pin_revision",
+                "create_namespace_if_missing", "use_full_message_history", "deployment_timeout_seconds",
+                "poll_interval_seconds", "training_timeout_seconds",
+            )  # fmt: skip
             service = {
                 **{name: getattr(self, name) for name in own},
                 "hf_token": self.hf_token or None,
@@ -201,7 +192,9 @@ class PairwrightTrainerAdapterConfig(TrainerAdapterConfig, name="pairwright_trai
             return adjust_config(Config(), seed=self.seed, backend={"name": self.backend, "nemo_customizer": service})
         # values of `train` replace hyperparameters of the same name; sections are merged key by key
         asked = self.hyperparameters.model_dump(exclude_none=True)
-        train = _overlay(asked, self.train.model_dump(exclude_unset=True))
+        if "channels" in self.train.model_fields_set:
+            del asked["training_type"]  # `channels` replaces it
+        train = merge_trees(asked, self.train.model_dump(exclude_unset=True))
         train["dpo"] = follow_average(train["dpo"])
         return adjust_config(
             Config(),
@@ -211,21 +204,6 @@ class PairwrightTrainerAdapterConfig(TrainerAdapterConfig, name="pairwright_trai
             tokens=self.tokens.model_dump(exclude_unset=True),
             engine={**self.engine.model_dump(exclude_unset=True), **({"name": "ray"} if self.backend == "ray" else {})},
         )
-
-
-def _overlay(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Merge two trees of options; values of `above` take precedence.
-
-    >>> _overlay({"epochs": 1, "dpo": {"beta": 0.1}}, {"dpo": {"loss": "ipo"}})
-    {'epochs': 1, 'dpo': {'beta': 0.1, 'loss': 'ipo'}}
-    """
-    result = dict(below)
-    if "channels" in above:
-        result.pop("training_type", None)  # `channels` replaces it
-    for key, value in above.items():
-        before = result.get(key)
-        result[key] = _overlay(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
-    return result
 
 
 class PairwrightTrainerConfig(TrainerConfig, name="pairwright_trainer"):  # type: ignore[misc,call-arg]
@@ -243,7 +221,6 @@ class PairwrightTrainerConfig(TrainerConfig, name="pairwright_trainer"):  # type
     """Most pairs; more are reduced to a seeded sample."""
     wait_for_completion: bool = True
     """Wait for the end of training; false submits the job and returns."""
-    # ours
     contradictions: Literal["drop", "majority", "keep"] = "keep"
     """A over B in one run and B over A in another: keep both, as NAT does, drop both, or keep the more frequent."""
     seed: int = Field(default=0, ge=0)

@@ -31,6 +31,7 @@ from nat.finetuning.interfaces.finetuning_runner import Trainer
 from pydantic import BaseModel
 
 from pairwright.collection.nat_files import FINAL, HISTORY, PROGRESS, final_metrics, now
+from pairwright.config.nat_keys import COMPONENTS
 from pairwright.errors import PairwrightError
 from pairwright.nat.nat_options import PairwrightTrainerConfig
 from pairwright.nat.nat_trajectories import drops_of, select_trajectories
@@ -58,15 +59,11 @@ _MAY_CHANGE = {
     "deploy_on_completion",
     "deployment_config",
 }
-_SECTIONS = {"finetuning", "trainers", "trainer_adapters", "trajectory_builders"}  # of NAT's configuration
+_SECTIONS = {"finetuning", *COMPONENTS}  # of NAT's configuration
 
 
 class PairwrightTrainer(Trainer):  # type: ignore[misc]
-    """Runs a finetuning: collection, funnel, job.
-
-    Args:
-        trainer_config: Options; those of `nemo_customizer_trainer`, and ours.
-    """
+    """Runs a finetuning: collection, funnel, job."""
 
     def __init__(self, trainer_config: PairwrightTrainerConfig, **kwargs: Any) -> None:
         super().__init__(trainer_config)
@@ -101,26 +98,21 @@ class PairwrightTrainer(Trainer):  # type: ignore[misc]
         logger.info("run %s: files are in %s", self._run_id, run_config.output_dir)
 
     async def run(self, num_epochs: int) -> list[TrainingJobStatus]:
-        """Collect, select, submit and wait.
+        """Collect, select, submit and wait; returns the status of the job, which is `failed` if there is nothing to
+        train on or the job could not be submitted. Raises RuntimeError if the job failed.
 
-        Args:
-            num_epochs: Not used: `num_runs` is the number of collections, the hyperparameters have the epochs.
-
-        Returns:
-            The status of the job: `failed` if there is nothing to train on or the job could not be submitted.
-
-        Raises:
-            RuntimeError: The job failed.
+        `num_epochs` is not used: `num_runs` is the number of collections, the hyperparameters have the epochs.
         """
         if not self._run_id:
             raise RuntimeError("Trainer not initialized. Call initialize() first.")
-        if self._job_ref is not None and await self._has_failed(self._job_ref):
-            logger.info("run %s: its job has failed; the pairs that were collected are submitted again", self._run_id)
-            self._job_ref = None
+        if self._job_ref is not None:
+            status = await self.trainer_adapter.status(self._job_ref)
+            is_lost = (status.message or "").startswith(NOT_REACHED)
+            if status.status in (TrainingStatusEnum.FAILED, TrainingStatusEnum.CANCELED) and not is_lost:
+                logger.info("run %s: its job has failed; its pairs are submitted again", self._run_id)
+                self._job_ref = None
         if self._job_ref is None:
-            failure = await self._collect()
-            if failure is None:
-                failure = await self._submit()
+            failure = await self._collect() or await self._submit()
             if failure is not None:
                 return [failure]
         assert self._job_ref is not None
@@ -161,7 +153,8 @@ class PairwrightTrainer(Trainer):  # type: ignore[misc]
             "max_reward": max(rewards),
             "timestamp": now(),
         }
-        self._write_trajectories(name, collection.trajectories)
+        lines = (json.dumps([one.model_dump(mode="json") for one in group]) for group in collection.trajectories)
+        write_bytes(self._root() / name / TRAJECTORIES, "".join(f"{line}\n" for line in lines).encode())
         self._run_metrics.append(metrics)
         self._all_trajectories.extend(collection.trajectories)
         self._finished_runs[epoch] = metrics
@@ -212,12 +205,8 @@ class PairwrightTrainer(Trainer):  # type: ignore[misc]
         self._collection_history.append(entry)
         append_synced(folder / PROGRESS, msgspec.json.encode(entry) + b"\n")
         write_json(folder / HISTORY, self._collection_history)
-        logger.info(
-            "run %d: %d pairs, mean reward %.4f",
-            epoch + 1,
-            metrics.get("num_dpo_pairs", 0),
-            metrics.get("avg_reward", 0),
-        )
+        num_pairs, mean = metrics.get("num_dpo_pairs", 0), metrics.get("avg_reward", 0)
+        logger.info("run %d: %d pairs, mean reward %.4f", epoch + 1, num_pairs, mean)
 
     async def _collect(self) -> TrainingJobStatus | None:
         """Collect the runs that are not done; returns a status if there is nothing to train on."""
@@ -239,12 +228,6 @@ class PairwrightTrainer(Trainer):  # type: ignore[misc]
             self._write_state("empty")  # nothing to resume: the next run starts from scratch
             return self._fail(f"No trajectories collected{reasons}; see {self._root()}")
         return None
-
-    async def _has_failed(self, ref: TrainingJobRef) -> bool:
-        """Return whether an earlier job has ended without a model."""
-        status = await self.trainer_adapter.status(ref)
-        is_lost = (status.message or "").startswith(NOT_REACHED)
-        return not is_lost and status.status in (TrainingStatusEnum.FAILED, TrainingStatusEnum.CANCELED)
 
     async def _submit(self) -> TrainingJobStatus | None:
         """Select among the pairs of all runs and submit them; returns a status on failure."""
@@ -315,14 +298,8 @@ class PairwrightTrainer(Trainer):  # type: ignore[misc]
             "validation": counts.get("validation"),
         }
 
-    # Resuming: STATE lists the finished runs, and the folder of each run has its trajectories.
-
     def _root(self) -> Path:
         return Path(self.run_config.output_dir) / "pairwright"
-
-    def _write_trajectories(self, name: str, groups: list[list[Trajectory]]) -> None:
-        lines = (json.dumps([trajectory.model_dump(mode="json") for trajectory in group]) for group in groups)
-        write_bytes(self._root() / name / TRAJECTORIES, "".join(f"{line}\n" for line in lines).encode())
 
     def _write_state(self, phase: str) -> None:
         state = {
@@ -335,7 +312,8 @@ class PairwrightTrainer(Trainer):  # type: ignore[misc]
         write_json(Path(self.run_config.output_dir) / STATE, state)
 
     def _resume(self) -> bool:
-        """Resume an interrupted run of this configuration; returns False if there is none."""
+        """Resume an interrupted run of this configuration; returns False if there is none. STATE lists its finished
+        collection runs, and the folder of each has its trajectories."""
         path = Path(self.run_config.output_dir) / STATE
         if not self.trainer_config.resume or not path.exists():
             return False

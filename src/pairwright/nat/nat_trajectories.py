@@ -27,6 +27,7 @@ from pairwright.store.table import Table
 Prompt = list[OpenAIMessage] | str
 # Metadata key of a trajectory for content that a DPOItem cannot represent.
 WHOLE = "pairwright"
+_INFO = ("example_id", "turn_id", "chosen_index", "rejected_index", "pair_id")  # metadata that a preference keeps
 
 
 @dataclass
@@ -94,29 +95,25 @@ def _text(message: Message) -> str:
 
 
 def _is_plain(message: Message) -> bool:
-    """Return whether a message consists of text only."""
     has_parts = isinstance(message.content, list)
     return not (message.tool_calls or message.reasoning or message.tool_call_id or message.name or has_parts)
 
 
 def build_trajectory(pair: PreferencePair, *, reward_from_score_diff: bool) -> Trajectory:
     """Return the trajectory of a pair, with the metadata that NAT's builder writes and the ids of ours."""
+    names = ("chosen_score", "rejected_score", "chosen_index", "rejected_index")
     metadata = {
         "dpo_type": "preference_pair",
-        "score_diff": pair.score_diff,
-        "example_id": pair.example_id,
-        "turn_id": pair.turn_id,
-        "chosen_score": pair.chosen_score,
-        "rejected_score": pair.rejected_score,
-        "chosen_index": pair.chosen_index,
-        "rejected_index": pair.rejected_index,
+        **{name: getattr(pair, name) for name in ("score_diff", "example_id", "turn_id", *names)},
         **pair.metadata,
     }
     if pair.pair is not None:
         metadata["pair_id"] = pair.pair.id
         metadata["chosen_uid"], metadata["rejected_uid"] = pair.pair.chosen_eid.uid, pair.pair.rejected_eid.uid
-        # For text-only pairs, the item is complete.
-        if not _is_text_only(pair.pair):
+        # For one answer of text on both sides, without tools, the item is complete.
+        messages = (*pair.pair.prompt, *pair.pair.chosen, *pair.pair.rejected)
+        has_one_answer = len(pair.pair.chosen) == len(pair.pair.rejected) == 1
+        if not has_one_answer or pair.pair.tools or not all(map(_is_plain, messages)):
             metadata[WHOLE] = {
                 "prompt": [to_chat_message(message) for message in pair.pair.prompt],
                 "chosen": [to_chat_message(message) for message in pair.pair.chosen],
@@ -126,11 +123,6 @@ def build_trajectory(pair: PreferencePair, *, reward_from_score_diff: bool) -> T
     item = DPOItem(prompt=pair.prompt, chosen_response=pair.chosen_response, rejected_response=pair.rejected_response)
     reward = pair.score_diff if reward_from_score_diff else pair.chosen_score
     return Trajectory(episode=[item], reward=reward, shaped_rewards=None, metadata=metadata)
-
-
-def _is_text_only(pair: Pair) -> bool:
-    sides = len(pair.chosen) == len(pair.rejected) == 1
-    return sides and not pair.tools and all(map(_is_plain, (*pair.prompt, *pair.chosen, *pair.rejected)))
 
 
 @dataclass(frozen=True)
@@ -150,10 +142,8 @@ def read_preferences(
 ) -> Preferences:
     """Convert a collection, of any builder, to preferences in the same order.
 
-    Args:
-        collection: Trajectories with DPOItems.
-        whole_prompt: False leaves only the last message of each prompt.
-        by_prompt: The task is the prompt; by default it is NAT's example, if there is one.
+    whole_prompt: False leaves only the last message of each prompt.
+    by_prompt: The task is the prompt; by default it is NAT's example, if there is one.
     """
     experiences: list[Experience] = []
     places: dict[str, tuple[int, int, int]] = {}
@@ -173,7 +163,15 @@ def read_preferences(
                 task = prompt_hash(prompt, tools) if example is None else str(example)
                 # The position makes ids unique: an example may have many pairs, even equal ones.
                 eid = EID(task=task, suffix=f"{len(experiences):08d}")
-                preference = _preference(eid, metadata, prompt, tools, (chosen, rejected))
+                preference = Experience(
+                    kind=Kind.PREFERENCE,
+                    eid=eid,
+                    prompt=prompt,
+                    tools=tools,
+                    chosen=Side(messages=chosen, reward=_score(metadata, "chosen")),
+                    rejected=Side(messages=rejected, reward=_score(metadata, "rejected")),
+                    info={name: metadata[name] for name in _INFO if name in metadata},
+                )
                 places[preference.eid.uid] = (number, position, place)
                 experiences.append(preference)
     return Preferences(experiences, places, num_other, num_cut)
@@ -195,33 +193,12 @@ def _messages(
     return from_prompt(item.prompt), (), answers[0], answers[1]
 
 
-def _preference(
-    eid: EID,
-    metadata: Json,
-    prompt: tuple[Message, ...],
-    tools: tuple[Json, ...],
-    answers: tuple[tuple[Message, ...], tuple[Message, ...]],
-) -> Experience:
-    """Build the preference of an item, with the scores of its metadata."""
-    scores = [metadata.get(name) for name in ("chosen_score", "rejected_score")]
-    sides = [
-        Side(messages=answer, reward=float(score) if isinstance(score, int | float) else None)
-        for answer, score in zip(answers, scores, strict=True)
-    ]
-    names = ("example_id", "turn_id", "chosen_index", "rejected_index", "pair_id")
-    return Experience(
-        kind=Kind.PREFERENCE,
-        eid=eid,
-        prompt=prompt,
-        tools=tools,
-        chosen=sides[0],
-        rejected=sides[1],
-        info={name: metadata[name] for name in names if name in metadata},
-    )
+def _score(metadata: Json, side: str) -> float | None:
+    score = metadata.get(f"{side}_score")
+    return float(score) if isinstance(score, int | float) else None
 
 
 def store_preferences(preferences: Preferences, folder: Path) -> Table:
-    """Write preferences to a new table."""
     if not preferences.experiences:
         raise PairwrightError(f"no DPO items in the trajectories ({preferences.num_other} items of another kind)")
     table = Table(folder)
@@ -232,14 +209,8 @@ def store_preferences(preferences: Preferences, folder: Path) -> Table:
 def select_trajectories(
     collection: TrajectoryCollection, folder: Path, *, seed: int = 0, **options: Any
 ) -> tuple[TrajectoryCollection, Json]:
-    """Filter a collection with our funnel; returns the remaining trajectories in their groups, and the funnel.
-
-    Args:
-        collection: Trajectories with DPOItems.
-        folder: For the table of preferences and the pairs with funnel.json.
-        seed: Seed of the sample.
-        options: Options of `pairs`, such as dedupe, contradictions and max_pairs.
-    """
+    """Filter a collection with our funnel and options of `pairs`; returns the remaining trajectories in their groups,
+    and the funnel. `folder` gets the table of preferences, and the pairs with funnel.json."""
     preferences = read_preferences(collection)
     table = store_preferences(preferences, folder / "preferences")
     config: Config = adjust_config(Config(), seed=seed, pairs={"strategy": "imported", **options})
@@ -267,7 +238,6 @@ def select_trajectories(
 
 
 def drops_of(funnel: Json) -> Counter[str]:
-    """Sum the drops of a funnel by reason."""
     drops: Counter[str] = Counter()
     for stage in funnel["stages"]:
         drops.update({drop["reason"]: drop["count"] for drop in stage["drops"]})

@@ -11,6 +11,7 @@ import logging
 import shutil
 import time
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -33,7 +34,7 @@ from pairwright.jobs.job import follow_status
 from pairwright.jobs.local import model_of_job
 from pairwright.nat.nat_options import PairwrightTrainerAdapterConfig
 from pairwright.nat.nat_trajectories import drops_of, read_preferences, store_preferences
-from pairwright.nat.trajectory_builder import DEFAULT_DIR, check_name
+from pairwright.nat.trajectory_builder import DEFAULT_DIR, check_name, output_dir
 from pairwright.pairs.build import build_pairs
 from pairwright.pairs.funnel import read_funnel
 from pairwright.pairs.options import pair_options
@@ -62,11 +63,7 @@ _MOST_HELD_OUT = 1.5
 
 
 class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
-    """Submits trajectories as a training job.
-
-    Args:
-        adapter_config: Options; those of `nemo_customizer_trainer_adapter`, and ours.
-    """
+    """Submits trajectories as a training job."""
 
     def __init__(self, adapter_config: PairwrightTrainerAdapterConfig) -> None:
         super().__init__(adapter_config)
@@ -114,10 +111,8 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
             status, job = await asyncio.to_thread(self._ask, folder, job_id)
         except (PairwrightError, OSError) as error:
             logger.error("job %s: its status cannot be read: %s", job_id, error)
-            message = f"{NOT_REACHED} {error}"
-            return TrainingJobStatus(
-                run_id=ref.run_id, backend=ref.backend, status=TrainingStatusEnum.FAILED, message=message
-            )
+            failed, message = TrainingStatusEnum.FAILED, f"{NOT_REACHED} {error}"
+            return TrainingJobStatus(run_id=ref.run_id, backend=ref.backend, status=failed, message=message)
         return TrainingJobStatus(
             run_id=ref.run_id,
             backend=ref.backend,
@@ -128,15 +123,8 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
         )
 
     async def wait_until_complete(self, ref: TrainingJobRef, poll_interval: float | None = None) -> TrainingJobStatus:
-        """Poll a job until it ends, and deploy its model if that is configured.
-
-        Args:
-            ref: Job to wait for.
-            poll_interval: Seconds between status calls; by default `poll_interval_seconds`.
-
-        Raises:
-            RuntimeError: The job failed or timed out, or was cancelled although its model should be deployed.
-        """
+        """Poll a job until it ends, and deploy its model if that is configured. Raises RuntimeError if the job failed
+        or timed out, or was cancelled although its model should be deployed."""
         interval = poll_interval or self.adapter_config.poll_interval_seconds
         started, num_failures, last = time.monotonic(), 0, None
         while True:
@@ -166,8 +154,8 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
 
     def log_progress(self, ref: TrainingJobRef, metrics: Json, output_dir: str | None = None) -> None:
         """Append a line to `nemo_customizer_<run_id>.jsonl` (of other backends: `<backend>_<run_id>.jsonl`)."""
-        default = DEFAULT_DIR / "trainer_adapter" if self.run_config is None else Path(self.run_config.output_dir)
-        folder = Path(output_dir) if output_dir else default
+        default = DEFAULT_DIR / "trainer_adapter" if self.run_config is None else self.run_config.output_dir
+        folder = Path(output_dir or default)
         folder.mkdir(parents=True, exist_ok=True)
         config = self.adapter_config
         entry = {
@@ -184,17 +172,17 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
         append_synced(folder / name, msgspec.json.encode(entry, enc_hook=str) + b"\n")
 
     async def _find_problem(self) -> str | None:
-        """Return why the backend cannot train, or None."""
         config = self.adapter_config
         if self.backend == "nemo-customizer":
             return await _find_service_problem(str(config.entity_host))
         if not (Path(str(config.model)) / "config.json").exists():
             return f"model: {config.model} is not the folder of a model (no config.json)"
         needed = ("torch", "transformers", *(("ray",) if self.backend == "ray" else ()))
-        return _find_missing(needed, "ray,train" if self.backend == "ray" else "train")
+        missing = [name for name in needed if find_spec(name) is None]
+        extra = "ray,train" if self.backend == "ray" else "train"
+        return f"{', '.join(missing)} not installed: pip install 'pairwright[{extra}]'" if missing else None
 
     def _submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
-        """Store the pairs and submit the job to its backend; an existing job is reused."""
         config, run_id = self.adapter_config, trajectories.run_id
         root = self._output_dir() / run_id
         folder, backend = root / "train", find_backend(self.backend)
@@ -318,7 +306,6 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
         return status.model_copy(update={"metadata": metadata})
 
     def _output_model(self, folder: Path, job: Job) -> str | None:
-        """Return the name of the model on the service, or its folder."""
         if self.backend == "nemo-customizer":
             name = job.details.get("output_model")
             return None if name is None else str(name)
@@ -330,13 +317,10 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
         return Path(named) if isinstance(named, str) else self._output_dir() / check_name(ref.run_id) / "train"
 
     def _output_dir(self) -> Path:
-        if self.adapter_config.output_dir is not None:
-            return self.adapter_config.output_dir
-        return (DEFAULT_DIR if self.run_config is None else Path(self.run_config.output_dir)) / "pairwright"
+        return output_dir(self.adapter_config.output_dir, self.run_config)
 
 
 def _count_pairs(pairs: Path, job: Job) -> Json:
-    """Count the pairs for training and validation, and the removed ones by reason."""
     funnel, files = read_funnel(pairs), job.details.get("files") or {}
     removed = drops_of(funnel) + Counter(files.get("refused") or {})
     trained, held_out = (
@@ -366,13 +350,3 @@ async def _find_service_problem(host: str) -> str | None:
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return f"{host}: {type(error).__name__}: {error}"
     return f"{host}: answers {answer.status_code}" if answer.status_code >= 500 else None
-
-
-def _find_missing(modules: tuple[str, ...], extra: str) -> str | None:
-    from importlib.util import find_spec
-
-    missing = [name for name in modules if find_spec(name) is None]
-    return f"{', '.join(missing)} not installed: pip install 'pairwright[{extra}]'" if missing else None
-
-
-__all__ = ["NOT_REACHED", "PairwrightTrainerAdapter"]

@@ -53,6 +53,9 @@ logger = logging.getLogger(__name__)
 # NAT's default of finetuning.output_dir, for a builder that was not initialized with one.
 DEFAULT_DIR = Path("./.tmp/nat/finetuning")
 TRACES = Path("traces") / "workflow_output.json"
+# Counts in the metrics, as in NAT's builder
+_TOTALS = ("total_examples", "total_turns", "total_candidates", "total_pairs", "total_trajectories")
+_SKIPPED = ("skipped_single_candidate", "skipped_score_diff")
 Candidates = dict[str, list[CandidateStep]]
 
 
@@ -63,12 +66,13 @@ def check_name(run_id: str) -> str:
     return run_id
 
 
-class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
-    """Builds DPO trajectories from an evaluation of the workflow.
+def output_dir(own: Path | None, run_config: FinetuneConfig | None) -> Path:
+    """Return the folder of runs and jobs: that of a component, or `pairwright` in finetuning.output_dir."""
+    return own or Path(DEFAULT_DIR if run_config is None else run_config.output_dir) / "pairwright"
 
-    Args:
-        trajectory_builder_config: Options; those of `dpo_traj_builder`, and ours.
-    """
+
+class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
+    """Builds DPO trajectories from an evaluation of the workflow."""
 
     def __init__(self, trajectory_builder_config: PairwrightTrajectoryBuilderConfig) -> None:
         super().__init__(trajectory_builder_config=trajectory_builder_config)
@@ -109,15 +113,7 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
             self.run_config = whole
 
     async def finalize(self, run_id: str, meta: Json | None = None) -> TrajectoryCollection:
-        """Wait for the evaluation and build its trajectories, grouped by example.
-
-        Args:
-            run_id: Id of a run that was started.
-            meta: Passed by NAT's trainer; not used.
-
-        Raises:
-            ValueError: No run of this id was started.
-        """
+        """Wait for an evaluation, and group its trajectories by example. Raises ValueError if none was started."""
         if run_id not in self.evaluation_runs:
             raise ValueError(f"No evaluation run found for run_id: {run_id}")
         try:
@@ -130,7 +126,8 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
 
     def log_progress(self, run_id: str, metrics: Json, output_dir: str | None = None) -> None:
         """Append a line to `dpo_trajectory_builder_<run_id>.jsonl`."""
-        folder = Path(output_dir) if output_dir else self._progress_dir()
+        default = DEFAULT_DIR / "dpo_trajectory_builder" if self.run_config is None else self.run_config.output_dir
+        folder = Path(output_dir or default)
         folder.mkdir(parents=True, exist_ok=True)
         names = ("ttc_step_name", "exhaustive_pairs", "min_score_diff", "max_pairs_per_turn")
         entry = {
@@ -144,9 +141,8 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
         append_synced(folder / f"dpo_trajectory_builder_{check_name(run_id)}.jsonl", line)
 
     def _build(self, run_id: str, result: EvaluationRunOutput) -> TrajectoryCollection:
-        """Build the collection of a run in its folder."""
-        self._metrics = {"run_id": run_id, **dict.fromkeys(_COUNTS, 0)}
-        self._folder = self._output_dir() / check_name(run_id)
+        self._metrics = {"run_id": run_id, **dict.fromkeys((*_TOTALS, *_SKIPPED), 0)}
+        self._folder = output_dir(self.config.output_dir, self.run_config) / check_name(run_id)
         # remove the folder of an interrupted run with this id, whose table would be appended to
         shutil.rmtree(self._folder, ignore_errors=True)
         try:
@@ -166,7 +162,7 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
             self._metrics["hint"] = self.hint
             logger.warning("run %s: no pairs: %s; see %s", run_id, self.hint, folder)
         self.log_progress(run_id, {})
-        counts = ", ".join(f"{self._metrics[name]} {name.removeprefix('total_')}" for name in _COUNTS[:5])
+        counts = ", ".join(f"{self._metrics[name]} {name.removeprefix('total_')}" for name in _TOTALS)
         logger.info("run %s: %s; dropped: %s", run_id, counts, self._metrics.get("dropped") or "nothing")
         return TrajectoryCollection(trajectories=groups, run_id=run_id)
 
@@ -175,7 +171,6 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
         return bool(is_end and step.payload.name == self.config.ttc_step_name)
 
     def _collect_candidates(self, eval_result: EvaluationRunOutput) -> Candidates:
-        """Import the steps of an evaluation and return its candidates by example and turn."""
         items = list(eval_result.eval_input.eval_input_items)
         used = [item for item in items if any(map(self._is_target_step, item.trajectory))]
         self._count("examples_without_candidates", len(items) - len(used))
@@ -271,14 +266,6 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
     def _count(self, name: str, number: int) -> None:
         self._metrics[name] = self._metrics.get(name, 0) + number
 
-    def _progress_dir(self) -> Path:
-        return DEFAULT_DIR / "dpo_trajectory_builder" if self.run_config is None else Path(self.run_config.output_dir)
-
-    def _output_dir(self) -> Path:
-        if self.config.output_dir is not None:
-            return self.config.output_dir
-        return (DEFAULT_DIR if self.run_config is None else Path(self.run_config.output_dir)) / "pairwright"
-
     @contextmanager
     def _workspace(self) -> Iterator[Path]:
         """Yield the folder of the run that is being finalized, or else a temporary folder."""
@@ -287,18 +274,6 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
             return
         with TemporaryDirectory(prefix="pairwright-nat-") as folder:
             yield Path(folder)
-
-
-# Counts in the metrics, as in NAT's builder.
-_COUNTS = (
-    "total_examples",
-    "total_turns",
-    "total_candidates",
-    "total_pairs",
-    "total_trajectories",
-    "skipped_single_candidate",
-    "skipped_score_diff",
-)
 
 
 def _explain_no_candidates(result: EvaluationRunOutput, step_name: str) -> str:
@@ -354,7 +329,6 @@ def _experience(candidate: CandidateStep, turns: Candidates) -> Experience:
 
 
 def _preference(pair: Any, by_uid: dict[str, CandidateStep], turns: Candidates) -> PreferencePair:
-    """Convert one of our pairs to NAT's form, with its candidates."""
     chosen, rejected = by_uid[pair.chosen_eid.uid], by_uid[pair.rejected_eid.uid]
     return PreferencePair(
         example_id=chosen.example_id,

@@ -2,10 +2,10 @@
 
 from pairwright.ledger import Account, build_ledger
 from pairwright.ledger.trained import FILE_NAME, TRAINED
-from pairwright.report.page_sections import Bar, Section, bar_chart
-from pairwright.report.plots import Markup, join, shorten, tag
+from pairwright.report.charts import Bar, bar_chart
+from pairwright.report.markup import Markup, join, shorten, tag
+from pairwright.report.page_parts import Plot, Section
 from pairwright.report.run_folder import RunFolder, Stages
-from pairwright.report.style_sheets import Plot
 
 MAX_LABEL = 44  # characters of a bar's label
 
@@ -56,14 +56,8 @@ def _plot(account: Account, stages: Stages) -> Plot:
     bars = [Bar("generated", total, "before")]
     for fate in account.fates:
         value = fate.tokens if is_counted else fate.turns
-        bars.append(
-            Bar(
-                shorten(fate.name, MAX_LABEL),
-                value,
-                "accent" if fate.name == TRAINED else "rejected",
-                f"{value / (total or 1):.0%}",
-            )
-        )
+        tone = "accent" if fate.name == TRAINED else "rejected"
+        bars.append(Bar(shorten(fate.name, MAX_LABEL), value, tone, f"{value / (total or 1):.0%}"))
     rows: list[tuple[str | int | float, ...]] = [("fate", "turns", "tokens")]
     rows.append(("generated", account.turns, account.tokens))
     rows += [(fate.name, fate.turns, fate.tokens) for fate in account.fates]

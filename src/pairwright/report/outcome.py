@@ -10,11 +10,11 @@ import polars as pl
 from pairwright.evaluation.evaluation import TASKS_NAME, read_evaluation
 from pairwright.records.experience import Experience
 from pairwright.records.grouping import conversation_of
-from pairwright.report.page_sections import Line, Section, Span, interval_chart, line_chart
+from pairwright.report.charts import Line, Span, interval_chart, line_chart
+from pairwright.report.markup import Markup, format_count, format_number, format_range, join, table, tag
+from pairwright.report.page_parts import Plot, Section
 from pairwright.report.pairs_section import render_sides, render_turn
-from pairwright.report.plots import Markup, format_count, format_number, format_range, join, table, tag
 from pairwright.report.run_folder import RunFolder, find_side
-from pairwright.report.style_sheets import Plot
 from pairwright.store.table import Table
 
 MAX_REGRESSIONS = 20  # rows of a metric's table
@@ -24,7 +24,6 @@ Transcripts = dict[tuple[str, str], Experience]
 
 
 def outcome_section(run: RunFolder) -> Section | None:
-    """Return the results of the evaluation, or None if there is none."""
     if run.evaluation is None:
         return None
     evaluation = read_evaluation(run.evaluation)
@@ -63,16 +62,10 @@ def _hero(evaluation: dict[str, Any], metric: dict[str, Any], plot: Plot) -> Mar
     )
     bounds = format_range(difference["low"], difference["high"], 3)
     bounds = f" ({bounds})" if bounds else ""
-    word = (
-        f"{'better' if better > 0 else 'worse'} by {format_number(abs(difference['mean']), 3)}"
-        if better
-        else "no change"
-    )
-    sentence = tag(
-        "p",
-        tag("b", word[:1].upper() + word[1:]),
-        f"{bounds} on {format_count(metric['tasks'], 'task')}.",
-    )
+    word = "No change"
+    if better:
+        word = f"{'Better' if better > 0 else 'Worse'} by {format_number(abs(difference['mean']), 3)}"
+    sentence = tag("p", tag("b", word), f"{bounds} on {format_count(metric['tasks'], 'task')}.")
     words = tag("div", tag("h3", plot.title), figure, sentence, _wins(metric), _verdict(evaluation.get("gate")))
     return tag("div", words, tag("div", plot.svg), class_="card hero")
 
@@ -80,9 +73,8 @@ def _hero(evaluation: dict[str, Any], metric: dict[str, Any], plot: Plot) -> Mar
 def _verdict(gate: dict[str, Any] | None) -> Markup:
     if gate is None:
         return tag("p", tag("span", "no gate was set", class_="chip quiet"))
-    chip = tag(
-        "span", "gate open" if gate["passed"] else "gate closed", class_=f"chip {'good' if gate['passed'] else 'bad'}"
-    )
+    state, tone = ("open", "good") if gate["passed"] else ("closed", "bad")
+    chip = tag("span", f"gate {state}", class_=f"chip {tone}")
     least, confidence = format_number(gate["min_improvement"]), format_number(gate["confidence"])
     requirement = f"asked for at least {least} with confidence {confidence}"
     reason = "" if gate["passed"] else tag("p", gate["reason"][:1].upper() + gate["reason"][1:] + ".", class_="note")
@@ -134,7 +126,6 @@ def _round_plot(run: RunFolder, name: str) -> Plot | None:
 
 
 def _table(metrics: list[dict[str, Any]]) -> Markup:
-    """Render the table of all metrics, with differences, intervals and sign tests."""
     heads = ("metric", "before", "after", "difference", "interval", "change", "won", "drawn", "lost", "sign test p")
     rows = []
     for metric in metrics:
@@ -164,7 +155,7 @@ def _change(metric: dict[str, Any]) -> Markup:
 
 
 def _gain(metric: dict[str, Any]) -> float:
-    """Return the difference of a metric, positive if the new model is better."""
+    """The difference of a metric, positive if the new model is better."""
     mean: float = metric["difference"]["mean"]
     return mean if metric["better"] == "higher" else -mean
 

@@ -11,15 +11,14 @@ from pathlib import Path
 from pairwright.errors import PairwrightError
 from pairwright.paths import write_bytes
 from pairwright.report.ledger_section import ledger_section
+from pairwright.report.markup import Markup, join, tag
 from pairwright.report.outcome import outcome_section
-from pairwright.report.page_sections import Section
+from pairwright.report.page_parts import PLOT_SHEETS, Plot, Section, style_of, write_plots
 from pairwright.report.pairs_section import pairs_section
-from pairwright.report.plots import Markup, join, tag
 from pairwright.report.recipes_section import recipes_section
 from pairwright.report.run_folder import RunFolder, open_run
 from pairwright.report.settings_section import settings_section
 from pairwright.report.stage_sections import funnel_section, tokens_section
-from pairwright.report.style_sheets import PLOT_SHEETS, Plot, style_of, write_plots
 from pairwright.report.training_section import curves_section
 
 # The content security policy forbids scripts and requests, in case the escaping of some text fails.
@@ -36,7 +35,6 @@ class Report:
 
 
 def make_report(folder: Path, *, tokenizer: Path | None = None, title: str | None = None) -> Report:
-    """Build the report of a run folder."""
     run = open_run(folder)
     builders: list[tuple[str, Callable[[RunFolder], Section | None]]] = [
         ("outcome", outcome_section),
@@ -82,7 +80,6 @@ def write_report(folder: Path, output: Path, *, tokenizer: Path | None = None, t
 
 
 def _page(title: str, sections: list[Section]) -> Markup:
-    """Assemble the HTML document."""
     links = [tag("a", section.title, href=f"#{section.anchor}") for section in sections]
     head = tag(
         "head",

@@ -1,9 +1,12 @@
 """The pairs section: histograms of gaps and lengths, and sample pairs side by side with their common text dimmed."""
 
-from collections.abc import Sequence
-from itertools import zip_longest
+import math
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from pairwright.config.sections import CreditConfig
@@ -12,15 +15,23 @@ from pairwright.pairs.pair_table import FILE_NAME, pairs_of_batch
 from pairwright.pairs.turn_credit import count_side_credit
 from pairwright.records.experience import Pair
 from pairwright.records.messages import Message, canonical_messages
-from pairwright.report.page_sections import Section
-from pairwright.report.pair_histograms import narrow_rows, pick_ids, spread_plots
-from pairwright.report.plots import Markup, format_count, format_number, join, shorten, tag
+from pairwright.report.charts import histogram
+from pairwright.report.markup import Markup, format_count, format_number, join, shorten, tag
+from pairwright.report.page_parts import Plot, Section
 from pairwright.report.run_folder import RunFolder
 
 MAX_PAIRS = 12  # sample pairs on the page
 MAX_TURNS = 12  # turns of a side that are shown
 MAX_CHARACTERS = 2_000  # characters of a turn that are shown
 KEPT_OF_SAME = 120  # characters that are shown of a common start
+NUM_BINS = 24  # of a histogram
+Floats = npt.NDArray[np.float64]
+# What the calibration of a score does to pairs, by pairs.reliability
+_USES = {
+    "off": "pairs count alike",
+    "weight": "a pair counts by 2p - 1",
+    "noise": "1 - p is the label smoothing of each pair",
+}
 
 
 def pairs_section(run: RunFolder) -> Section | None:
@@ -28,10 +39,10 @@ def pairs_section(run: RunFolder) -> Section | None:
     folder = run.last("pairs")
     if folder is None:
         return None
-    rows = narrow_rows(folder)
+    rows = _narrow_rows(folder)
     if not rows.height:
         return Section("pairs", "Pairs", tag("p", "There are no pairs.", class_="lead"))
-    plots = spread_plots(rows)
+    plots = _spread_plots(rows)
     chosen = sample_pairs(run)
     words = f"{len(chosen):,} of {rows.height:,} pairs, from the largest gap to the smallest."
     if len(chosen) < rows.height:
@@ -46,11 +57,69 @@ def pairs_section(run: RunFolder) -> Section | None:
     return Section("pairs", "Pairs", join(parts), plots)
 
 
-_USES = {
-    "off": "pairs count alike",
-    "weight": "a pair counts by 2p - 1",
-    "noise": "1 - p is the label smoothing of each pair",
-}
+def _narrow_rows(folder: Path) -> pl.DataFrame:
+    """Read the columns for plots and sampling, without any text."""
+    # four narrow columns: Parquet reads only these from disk
+    names = ["id", "gap", "num_chosen_characters", "num_rejected_characters"]
+    return pl.scan_parquet(folder / FILE_NAME, glob=False).select(names).collect()
+
+
+def _spread_plots(rows: pl.DataFrame) -> list[Plot]:
+    chosen, rejected = (rows[f"num_{side}_characters"].to_numpy().astype(float) for side in ("chosen", "rejected"))
+    edges, (gaps,), note = _bin_columns([rows["gap"].to_numpy()])
+    gap = Plot(
+        "gaps",
+        "Gap of rewards",
+        histogram(edges, [("pairs", "accent", gaps)], label="gap of rewards", x_label="gap"),
+        [("from", "to", "pairs"), *zip(edges[:-1], edges[1:], gaps, strict=True)],
+        note=note,
+    )
+    edges, counts, note = _bin_columns([chosen, rejected])
+    series = [("chosen", "chosen", counts[0]), ("rejected", "rejected", counts[1])]
+    lengths = Plot(
+        "lengths",
+        "Length of both sides",
+        histogram(edges, series, label="characters of chosen and rejected", x_label="characters"),
+        [("from", "to", "chosen", "rejected"), *zip(edges[:-1], edges[1:], *counts, strict=True)],
+        legend=[("chosen", "chosen"), ("rejected", "rejected")],
+        note=f"Means {format_number(float(chosen.mean()))} and {format_number(float(rejected.mean()))}. {note}".strip(),
+    )
+    return [gap, lengths]
+
+
+def _pick_ids(rows: pl.DataFrame, most: int) -> list[str]:
+    """Return `most` evenly spaced ids of pairs in descending order of the gap; deterministic."""
+    ordered = rows.sort(["gap", "id"], descending=[True, False])["id"]
+    if len(ordered) <= most:
+        return ordered.to_list()
+    # evenly spaced positions from 0 to n - 1, including the largest and the smallest gap
+    return [ordered[round(number * (len(ordered) - 1) / (most - 1))] for number in range(most)]
+
+
+def _bin_columns(columns: list[Floats]) -> tuple[list[float], list[list[int]], str]:
+    """Return common edges, the counts of each column, and a note on values beyond the last edge, in its bin."""
+    values = np.concatenate(columns)
+    low, high = min(0.0, float(values.min())), float(values.max())
+    # if the largest value is far beyond the 99th percentile, clip there: outliers would flatten the histogram
+    usual = float(np.quantile(values, 0.99))
+    note = ""
+    if usual > low and high > 2 * usual - low:
+        num_beyond = int((values > usual).sum())
+        high = usual
+        note = f"{num_beyond:,} beyond {format_number(usual)} are in the last bin."
+    if (
+        all(float(value).is_integer() for value in (low, high))
+        and high - low < NUM_BINS
+        and bool((values == np.rint(values)).all())
+    ):
+        # few distinct integers: one bin around each
+        edges = np.arange(math.floor(low), math.ceil(high) + 2) - 0.5
+    else:
+        # NUM_BINS + 1 edges; a single distinct value gets a bin of width 1
+        edges = np.linspace(low, high if high > low else low + 1, NUM_BINS + 1)
+    # clipping puts values beyond the last edge into its bin, as the note says
+    counts = [np.histogram(np.clip(column, edges[0], edges[-1]), edges)[0].tolist() for column in columns]
+    return [float(edge) for edge in edges], counts, note
 
 
 def _reliability(folder: Path) -> Markup | str:
@@ -86,11 +155,10 @@ def _credit_line(folder: Path) -> Markup | str:
 
 
 def sample_pairs(run: RunFolder) -> list[Pair]:
-    """Return the sample pairs of the page."""
     folder = run.last("pairs")
     if folder is None:
         return []
-    ids = pick_ids(narrow_rows(folder), MAX_PAIRS)
+    ids = _pick_ids(_narrow_rows(folder), MAX_PAIRS)
     rows = pl.scan_parquet(folder / FILE_NAME, glob=False).filter(pl.col("id").is_in(ids)).collect()
     # rows are in file order; the page uses the order of the ids
     by_id = {pair.id: pair for batch in rows.to_arrow().to_batches() for pair in pairs_of_batch(batch)}
@@ -185,12 +253,7 @@ def text_of(message: Message) -> str:
 
 def count_same_turns(chosen: Sequence[Message], rejected: Sequence[Message]) -> int:
     """Count the common first turns; always fewer than the turns of either side."""
-    forms = canonical_messages(chosen), canonical_messages(rejected)
-    same = 0
-    for left, right in zip_longest(*forms):
-        if left != right:
-            break
-        same += 1
+    same = _count_equal(canonical_messages(chosen), canonical_messages(rejected))
     # at least one turn of each side stays visible, even if all of one side is common
     return min(same, len(chosen) - 1, len(rejected) - 1)
 
@@ -201,11 +264,11 @@ def count_common(first: str, second: str) -> int:
     >>> count_common("take the train", "take the tram")
     9
     """
-    length = 0
-    for left, right in zip(first, second, strict=False):
-        if left != right:
-            break
-        length += 1
+    length = _count_equal(first, second)
     while 0 < length < max(len(first), len(second)) and not first[length - 1].isspace():
         length -= 1
     return length
+
+
+def _count_equal(left: Iterable[object], right: Iterable[object]) -> int:
+    return len(list(takewhile(lambda both: both[0] == both[1], zip(left, right, strict=False))))

@@ -2,16 +2,15 @@
 
 from typing import Any
 
-from pairwright.report.page_sections import Section, Span, interval_chart
-from pairwright.report.plots import Markup, format_count, format_number, join, table, tag
+from pairwright.report.charts import Span, interval_chart
+from pairwright.report.markup import Markup, format_count, format_number, join, table, tag
+from pairwright.report.page_parts import Plot, Section
 from pairwright.report.run_folder import RunFolder, read_json
-from pairwright.report.style_sheets import Plot
 
 Json = dict[str, Any]
 
 
 def recipes_section(run: RunFolder) -> Section | None:
-    """Return the comparison of recipes, or None if the folder has none."""
     if run.comparison is None:
         return None
     compared = read_json(run.comparison)
@@ -42,16 +41,10 @@ def _table(compared: Json) -> Markup:
         values = [format_number(result["mean"], 3) for result in row["results"]] or [""] * len(columns)
         difference = row["results"][0]["difference"] if row["results"] else None
         memory = row["peak_memory_bytes"]
-        cells = (
-            row["recipe"],
-            join([row["what"], tag("p", errors, class_="note") if errors else ""]),
-            len(row["seeds"]),
-            *values,
-            describe_difference(difference),
-            format_number(row["cpu_minutes"], 3),
-            "" if memory is None else f"{memory / 2**30:.1f} GB",
-        )
-        lines.append(cells)
+        what = join([row["what"], tag("p", errors, class_="note") if errors else ""])
+        size = "" if memory is None else f"{memory / 2**30:.1f} GB"
+        costs = (format_number(row["cpu_minutes"], 3), size)
+        lines.append((row["recipe"], what, len(row["seeds"]), *values, describe_difference(difference), *costs))
     return table(heads, lines)
 
 

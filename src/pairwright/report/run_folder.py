@@ -101,7 +101,6 @@ def round_folders(folder: Path) -> list[Path]:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file of a run."""
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise PairwrightError(f"{path}: more than {MAX_JSON_BYTES >> 20} MB, which no stage writes")
@@ -117,11 +116,8 @@ def read_manifest(tokens: Path) -> dict[str, Any]:
 
 
 def find_side(folder: Path, evaluation: dict[str, Any], side: str) -> Path | None:
-    """Return the experience table of one side of an evaluation: beside it, in the last round, or the compared table.
-
-    folder: where evaluation.json is.
-    side: "before" or "after".
-    """
+    """Return the experience table of a side (before, after) of the evaluation in a folder: beside it, in the last
+    round, or the compared table."""
     places = (folder, *reversed(round_folders(folder)))
     folders = [place / "evaluation" / side / "experience" for place in places]
     name = evaluation.get(side)

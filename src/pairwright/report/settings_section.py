@@ -3,8 +3,8 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from pairwright.report.page_sections import Section
-from pairwright.report.plots import Markup, format_number, join, table, tag
+from pairwright.report.markup import Markup, format_number, join, table, tag
+from pairwright.report.page_parts import Section
 from pairwright.report.run_folder import RunFolder, read_json, read_text
 from pairwright.sources.redact import redact
 
@@ -76,11 +76,6 @@ def _flat(value: Any, name: str = "") -> list[tuple[str, str]]:
         return [row for key, item in value.items() for row in _flat(item, f"{name}.{key}" if name else str(key))]
     if isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
         return [row for number, item in enumerate(value) for row in _flat(item, f"{name}[{number}]")]
-    text = (
-        ", ".join(map(str, value))
-        if isinstance(value, list)
-        else format_number(value)
-        if type(value) is float
-        else str(value)
-    )
-    return [(name, _text(text))]
+    if isinstance(value, list):
+        value = ", ".join(map(str, value))
+    return [(name, _text(format_number(value) if type(value) is float else value))]

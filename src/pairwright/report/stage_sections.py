@@ -11,11 +11,11 @@ import polars as pl
 from pairwright.errors import PairwrightError
 from pairwright.pairs.funnel import read_funnel
 from pairwright.records.experience import Pair
-from pairwright.report.page_sections import Bar, Section, bar_chart
+from pairwright.report.charts import Bar, bar_chart
+from pairwright.report.markup import Markup, join, tag
+from pairwright.report.page_parts import Plot, Section
 from pairwright.report.pairs_section import sample_pairs
-from pairwright.report.plots import Markup, join, tag
 from pairwright.report.run_folder import RunFolder, Stages, read_manifest
-from pairwright.report.style_sheets import Plot
 from pairwright.tokens.encode_options import DEFAULT, EncodeOptions
 from pairwright.tokens.encode_pairs import encode_pair
 from pairwright.tokens.refusals import Refusal, TemplateError
@@ -25,14 +25,20 @@ from pairwright.tokens.stage.paint import PALETTE, token_texts
 from pairwright.tokens.stage.stage import folder_hash
 from pairwright.tokens.tokenizer import ChatTokenizer
 
+MAX_PAIRS = 3  # sample pairs with tokens on the page
+MAX_TOKENS = 600  # tokens of a sequence that are shown
+
 
 def funnel_section(run: RunFolder) -> Section | None:
     """Return the funnels of all rounds; the last is expanded, earlier ones are collapsed."""
     plots: list[Plot] = []
     parts: list[Markup] = []
     for stages in reversed(run.rounds):
-        funnel = _funnel(stages)
-        if funnel is None:
+        try:
+            funnel = {} if stages.pairs is None else read_funnel(stages.pairs)
+        except PairwrightError:  # pairs of other origin have no funnel, but the other sections show them
+            continue
+        if not funnel.get("stages"):
             continue
         stage_plots = [_stage_plot(stage, stages) for stage in funnel["stages"]]
         plots += stage_plots
@@ -43,16 +49,6 @@ def funnel_section(run: RunFolder) -> Section | None:
         else:
             parts += [words, grid]
     return Section("funnel", "From experiences to pairs", join(parts), plots) if parts else None
-
-
-def _funnel(stages: Stages) -> dict[str, Any] | None:
-    if stages.pairs is None:
-        return None
-    try:
-        funnel = read_funnel(stages.pairs)
-    except PairwrightError:  # pairs of other origin have no funnel, but the other sections show them
-        return None
-    return funnel if funnel.get("stages") else None
 
 
 def _sentence(stages: Stages, funnel: dict[str, Any]) -> str:
@@ -77,10 +73,6 @@ def _stage_plot(stage: dict[str, Any], stages: Stages) -> Plot:
     rows.append(("out", stage["out"]))
     name = f"funnel-{stage['unit']}" + (f"-{stages.name.replace(' ', '-')}" if stages.name else "")
     return Plot(name, stage["unit"].capitalize(), bar_chart(bars, label=f"{stage['unit']}: in, dropped, out"), rows)
-
-
-MAX_PAIRS = 3  # sample pairs on the page
-MAX_TOKENS = 600  # tokens of a sequence that are shown
 
 
 def tokens_section(run: RunFolder, tokenizer: Path | None = None) -> Section | None:

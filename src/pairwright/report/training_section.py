@@ -10,10 +10,10 @@ from statistics import fmean
 from typing import Any
 
 from pairwright.ledger.run_status import Status, read_status
-from pairwright.report.page_sections import Line, Section, line_chart
-from pairwright.report.plots import Markup, format_number, join, tag
+from pairwright.report.charts import Line, line_chart
+from pairwright.report.markup import Markup, format_number, join, tag
+from pairwright.report.page_parts import Plot, Section
 from pairwright.report.run_folder import RunFolder, read_json_lines
-from pairwright.report.style_sheets import Plot
 
 MAX_POINTS = 240  # points of a drawn curve
 MAX_MORE = 24  # curves beyond the main plots
@@ -53,19 +53,18 @@ def curves_section(run: RunFolder) -> Section | None:
     plots = [plot for title, lines in MAIN.items() if (plot := _plot(rows, title, lines))]
     others = [name for name in names if name not in used]
     more = [plot for name in others[:MAX_MORE] if (plot := _plot(rows, name, ((name, "accent"),)))]
-    parts: list[Markup] = [tag("p", _sentence(run, rows, num_bad), class_="lead")]
+    statuses = [status for stages in run.rounds if stages.train and (status := read_status(stages.train.parent))]
+    parts: list[Markup] = [tag("p", _sentence(statuses, rows, num_bad), class_="lead")]
     # refused records, content that the template does not render
-    notes = dict.fromkeys(note for status in _statuses(run) for note in status.notes)
+    notes = dict.fromkeys(note for status in statuses for note in status.notes)
     parts += [tag("p", note, class_="note") for note in notes]
     displaced = _displacement(rows)
     if displaced:
         parts.append(tag("p", tag("span", displaced[0], class_=f"chip {displaced[1]}"), " ", displaced[2]))
     parts.append(tag("div", *(plot.card() for plot in plots), class_="cards"))
     if len(rows) > MAX_POINTS:
-        explanation = (
-            "A line is the mean of neighbouring values, its band reaches from the least of them to the largest."
-        )
-        parts.append(tag("p", explanation, class_="note"))
+        words = "A line is the mean of neighbouring values, its band reaches from the least of them to the largest."
+        parts.append(tag("p", words, class_="note"))
     if more:
         left = f" ({len(others) - MAX_MORE} others are not drawn)" if len(others) > MAX_MORE else ""
         title = tag("summary", f"{len(more)} more curves{left}")
@@ -106,10 +105,9 @@ def _plot(rows: list[dict[str, Any]], title: str, names: Sequence[tuple[str, str
             if not curve.steps:
                 continue
             table += [(key, step, value) for step, value in zip(curve.steps, curve.values, strict=True)]  # type: ignore[misc]
-            is_eval = bool(suffix)
             # in a plot of one metric, its validation has a tone of its own
-            line_tone = "before" if is_eval and len(names) == 1 else tone
-            lines.append(_line(curve, name + suffix, line_tone, dots=is_eval))
+            line_tone = "before" if suffix and len(names) == 1 else tone
+            lines.append(_line(curve, name + suffix, line_tone, dots=bool(suffix)))
     if not lines:
         return None
     note = f"{lost:,} values are not finite and are not drawn." if lost else ""
@@ -163,8 +161,7 @@ def _ends(values: list[float]) -> tuple[float, float] | None:
     return fmean(values[:tenth]), fmean(values[-tenth:])
 
 
-def _sentence(run: RunFolder, rows: list[dict[str, Any]], num_bad: int) -> str:
-    statuses = _statuses(run)
+def _sentence(statuses: list[Status], rows: list[dict[str, Any]], num_bad: int) -> str:
     parts = [f"{format_number(max(row['step'] for row in rows))} steps"]
     num_rounds = len({row["round"] for row in rows})
     if num_rounds > 1:
@@ -174,11 +171,6 @@ def _sentence(run: RunFolder, rows: list[dict[str, Any]], num_bad: int) -> str:
     if num_bad:
         parts.append(f"{num_bad:,} lines of metrics could not be read")
     return ", ".join(parts) + "."
-
-
-def _statuses(run: RunFolder) -> list[Status]:
-    statuses = (read_status(stages.train.parent) for stages in run.rounds if stages.train)
-    return [status for status in statuses if status is not None]
 
 
 def _is_number(value: object) -> bool:

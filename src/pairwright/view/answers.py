@@ -13,7 +13,7 @@ from pairwright.view.decision_queries import Decisions
 from pairwright.view.experience_queries import ExperienceQueries
 from pairwright.view.library import Item, Kind, Library
 from pairwright.view.pair_queries import PairQueries
-from pairwright.view.row_queries import MAX_PAGE, Query
+from pairwright.view.row_queries import MAX_PAGE, Query, RowQueries
 from pairwright.view.run_queries import RunQueries
 from pairwright.view.token_queries import TokenQueries
 
@@ -26,74 +26,55 @@ _QUERIES: dict[Kind, Callable[[Item, Library], Any]] = {
 
 
 class Answers:
-    """Answers the queries of the page over a library."""
-
     def __init__(self, library: Library) -> None:
         self.library = library
-        self._runs = RunQueries(library)
         self._queries: dict[str, Any] = {}
         self._lock = threading.Lock()
-        self._decisions = Decisions(library)
+        runs, decisions = RunQueries(library), Decisions(library)
+        experiences, pairs, tokens = map(self._reader, _QUERIES)
         self.decisions: dict[str, Callable[[dict[str, Any]], Any]] = {
-            "decide.vote": lambda asked: self._decisions.vote(asked, self._opened(asked, "pairs")),
-            "decide.undo": lambda asked: self._decisions.undo_vote(asked, self._opened(asked, "pairs")),
-            "decide.rate": self._decisions.rate,
-            "decide.unrate": self._decisions.undo_rating,
-            "decide.turn": lambda asked: self._decisions.vote_on_turn(asked, self._opened(asked, "experiences")),
-            "decide.exclude": lambda asked: self._decisions.exclude(asked, self._opened(asked, "experiences")),
+            "decide.vote": lambda asked: decisions.vote(asked, pairs(_source(asked))),
+            "decide.undo": lambda asked: decisions.undo_vote(asked, pairs(_source(asked))),
+            "decide.rate": decisions.rate,
+            "decide.unrate": decisions.undo_rating,
+            "decide.turn": lambda asked: decisions.vote_on_turn(asked, experiences(_source(asked))),
+            "decide.exclude": lambda asked: decisions.exclude(asked, experiences(_source(asked))),
         }
         self.questions: dict[str, Callable[[Parameters], Any]] = {
             "library": self._list_library,
-            "runs.list": lambda _: self._runs.list_runs(),
-            "runs.run": lambda asked: self._runs.read_run(_text(asked, "source")),
-            "experiences.rows": lambda asked: self._rows(asked, "experiences"),
-            "experiences.snippets": lambda asked: self._snippets(asked, "experiences"),
-            "experiences.facets": lambda asked: self.queries(asked, "experiences").list_facets(_query(asked)),
-            "experiences.tasks": lambda asked: self.queries(asked, "experiences").list_tasks(
-                _query(asked), _number(asked, "offset", 0), _limit(asked)
-            ),
-            "experiences.record": lambda asked: self.queries(asked, "experiences").read_record(
-                _text(asked, "uid"), _optional_number(asked, "row")
-            ),
-            "experiences.raw": lambda asked: self.queries(asked, "experiences").read_raw(
-                _text(asked, "uid"), _optional_number(asked, "row")
-            ),
-            "experiences.lineage": lambda asked: self.queries(asked, "experiences").read_lineage(_text(asked, "uid")),
-            "pairs.rows": lambda asked: self._rows(asked, "pairs"),
-            "pairs.snippets": lambda asked: self._snippets(asked, "pairs"),
-            "pairs.facets": lambda asked: self.queries(asked, "pairs").list_facets(_query(asked)),
-            "pairs.pair": lambda asked: self.queries(asked, "pairs").read_pair(
+            "runs.list": lambda _: runs.list_runs(),
+            "runs.run": lambda asked: runs.read_run(_text(asked, "source")),
+            "experiences.rows": lambda asked: experiences(asked).list_rows(_query(asked), *_page(asked)),
+            "experiences.snippets": lambda asked: _read_snippets(experiences(asked).rows, asked),
+            "experiences.facets": lambda asked: experiences(asked).list_facets(_query(asked)),
+            "experiences.tasks": lambda asked: experiences(asked).list_tasks(_query(asked), *_page(asked)),
+            "experiences.record": lambda asked: experiences(asked).read_record(*_record(asked)),
+            "experiences.raw": lambda asked: experiences(asked).read_raw(*_record(asked)),
+            "experiences.lineage": lambda asked: experiences(asked).read_lineage(_text(asked, "uid")),
+            "pairs.rows": lambda asked: pairs(asked).list_rows(_query(asked), *_page(asked)),
+            "pairs.snippets": lambda asked: _read_snippets(pairs(asked).rows, asked),
+            "pairs.facets": lambda asked: pairs(asked).list_facets(_query(asked)),
+            "pairs.pair": lambda asked: pairs(asked).read_pair(
                 _query(asked), position=_optional_number(asked, "position"), identity=_text(asked, "id", "")
             ),
-            "pairs.raw": lambda asked: self.queries(asked, "pairs").read_raw(_text(asked, "id")),
-            "tokens.rows": lambda asked: self._rows(asked, "tokens"),
-            "tokens.facets": lambda asked: self.queries(asked, "tokens").list_facets(_query(asked)),
-            "tokens.sequence": lambda asked: self.queries(asked, "tokens").read_sequence(_number(asked, "row")),
-            "evaluation.tasks": lambda asked: self._runs.list_tasks(
-                _text(asked, "source"),
-                _text(asked, "metric", ""),
-                _number(asked, "offset", 0),
-                _limit(asked),
-                _text(asked, "q", ""),
+            "pairs.raw": lambda asked: pairs(asked).read_raw(_text(asked, "id")),
+            "tokens.rows": lambda asked: tokens(asked).list_rows(_query(asked), *_page(asked)),
+            "tokens.facets": lambda asked: tokens(asked).list_facets(_query(asked)),
+            "tokens.sequence": lambda asked: tokens(asked).read_sequence(_number(asked, "row")),
+            "evaluation.tasks": lambda asked: runs.list_tasks(
+                _text(asked, "source"), _text(asked, "metric", ""), *_page(asked), _text(asked, "q", "")
             ),
-            "decide.next": lambda asked: self._decisions.next_pair(
-                self.queries(asked, "pairs"), **_in_queue(asked, "gap", "id")
+            "evaluation.task": lambda asked: runs.read_task(_text(asked, "source"), _text(asked, "task")),
+            "decide.next": lambda asked: decisions.next_pair(pairs(asked), **_in_queue(asked, "gap", "id")),
+            "decide.summary": lambda asked: decisions.summarize(pairs(asked), _text(asked, "source")),
+            "decide.record": lambda asked: decisions.next_record(
+                experiences(asked), **_in_queue(asked, "random", "uid")
             ),
-            "decide.summary": lambda asked: self._decisions.summarize(
-                self.queries(asked, "pairs"), _text(asked, "source")
-            ),
-            "decide.record": lambda asked: self._decisions.next_record(
-                self.queries(asked, "experiences"), **_in_queue(asked, "random", "uid")
-            ),
-            "decide.ratings": lambda asked: self._decisions.summarize_ratings(
-                self.queries(asked, "experiences"), _text(asked, "source")
-            ),
-            "decide.exclusions": lambda asked: self._decisions.list_exclusions(_text(asked, "source")),
-            "evaluation.task": lambda asked: self._runs.read_task(_text(asked, "source"), _text(asked, "task")),
+            "decide.ratings": lambda asked: decisions.summarize_ratings(experiences(asked), _text(asked, "source")),
+            "decide.exclusions": lambda asked: decisions.list_exclusions(_text(asked, "source")),
         }
 
     def answer(self, question: str, asked: Parameters) -> Any:
-        """Answer a question with a JSON value."""
         return self.questions[question](asked)
 
     def queries(self, asked: Parameters, kind: Kind) -> Any:
@@ -105,9 +86,9 @@ class Answers:
                 self._queries[key] = _QUERIES[kind](item, self.library)
             return self._queries[key]
 
-    def _opened(self, asked: dict[str, Any], kind: Kind) -> Any:
-        """Return the queries over the table that a decision names."""
-        return self.queries({"source": [str(asked.get("source", ""))]}, kind)
+    def _reader(self, kind: Kind) -> Callable[[Parameters], Any]:
+        """Return a function that opens the requested table."""
+        return lambda asked: self.queries(asked, kind)
 
     def _list_library(self, _: Parameters) -> dict[str, Any]:
         before = set(self.library.items)
@@ -117,16 +98,17 @@ class Answers:
                 self._queries.clear()
         return {"version": __version__, "items": self.library.as_json()}
 
-    def _rows(self, asked: Parameters, kind: Kind) -> Any:
-        return self.queries(asked, kind).list_rows(_query(asked), _number(asked, "offset", 0), _limit(asked))
 
-    def _snippets(self, asked: Parameters, kind: Kind) -> Any:
-        """Return the text around the matches of a search in the rows of a page."""
-        rows = self.queries(asked, kind).rows
-        numbers = [_parse_number("row", text) for text in asked.get("row", ())]
-        if len(numbers) > MAX_PAGE:
-            raise ConfigError(f"row: at most {MAX_PAGE} rows, got {len(numbers):,}")
-        return rows.snippets(numbers, _text(asked, "q"), rows.snapshot())
+def _read_snippets(rows: RowQueries, asked: Parameters) -> Any:
+    numbers = [_parse_number("row", text) for text in asked.get("row", ())]
+    if len(numbers) > MAX_PAGE:
+        raise ConfigError(f"row: at most {MAX_PAGE} rows, got {len(numbers):,}")
+    return rows.snippets(numbers, _text(asked, "q"), rows.snapshot())
+
+
+def _source(decision: dict[str, Any]) -> Parameters:
+    """Return the table that a decision names, as a parameter."""
+    return {"source": [str(decision.get("source", ""))]}
 
 
 def _in_queue(asked: Parameters, order: str, identity: str) -> dict[str, Any]:
@@ -168,5 +150,10 @@ def _parse_number(name: str, text: str) -> int:
     return int(text)
 
 
-def _limit(asked: Parameters) -> int:
-    return max(1, min(MAX_PAGE, _number(asked, "limit", 100)))
+def _page(asked: Parameters) -> tuple[int, int]:
+    return _number(asked, "offset", 0), max(1, min(MAX_PAGE, _number(asked, "limit", 100)))
+
+
+def _record(asked: Parameters) -> tuple[str, int | None]:
+    """Return the id of a record, and the row in which it was last seen."""
+    return _text(asked, "uid"), _optional_number(asked, "row")

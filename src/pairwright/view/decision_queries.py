@@ -40,26 +40,32 @@ _SIDES = ("chosen_uid", "rejected_uid")
 _File = TypeVar("_File", VoteFile, RatingFile, ExclusionFile)
 
 
-class VoteQuestion(msgspec.Struct, forbid_unknown_fields=True):
-    """A vote on the pair with an id; `blind` means that the order of its sides was drawn."""
+class UndoQuestion(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Revokes the last decision of a person. The other questions add what is decided."""
 
     source: str
     voter: str
+
+
+class VoteQuestion(UndoQuestion):
+    """A vote on the pair with an id; `blind` means that the order of its sides was drawn."""
+
     id: str
     verdict: str
     blind: bool = True
 
 
-class UndoQuestion(msgspec.Struct, forbid_unknown_fields=True):
-    source: str
-    voter: str
-
-
-class RateQuestion(msgspec.Struct, forbid_unknown_fields=True):
-    source: str
-    voter: str
+class RateQuestion(UndoQuestion):
     uid: str
     rating: float | None = None
+
+
+class TurnQuestion(UndoQuestion):
+    """A vote on one turn of an experience: ok, failed, unknown, or skip, which revokes it."""
+
+    uid: str
+    turn: int
+    verdict: str
 
 
 class ExcludeQuestion(msgspec.Struct, forbid_unknown_fields=True):
@@ -70,24 +76,12 @@ class ExcludeQuestion(msgspec.Struct, forbid_unknown_fields=True):
     is_excluded: bool = True
 
 
-class TurnQuestion(msgspec.Struct, forbid_unknown_fields=True):
-    """A vote on one turn of an experience: ok, failed, unknown, or skip, which revokes it."""
-
-    source: str
-    voter: str
-    uid: str
-    turn: int
-    verdict: str
-
-
 class Decisions:
     """The decisions on the items of a library. Files are opened when they are first needed."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
         self._files: dict[Path, Any] = {}
-
-    # Votes
 
     def vote(self, asked: dict[str, Any], pairs: PairQueries) -> dict[str, Any]:
         """Save a vote; the side that was shown first is `a`."""
@@ -152,18 +146,13 @@ class Decisions:
             rewards |= dict(rows.select(columns).iter_rows())
         tables = self._library.tables_of_pairs(self._library.get(source, "pairs"))
         table = str(tables[0].path) if tables else "EXPERIENCE"
-        summary: dict[str, Any] = plain(
-            {
-                "file": str(file.path),
-                "agreement": vote_agreement(votes, rewards),
-                "skips": sum(vote.is_skip for vote in votes),
-                "unfinished": file.unfinished,
-                "next": f"pairwright pairs {table} -o DIR --votes {file.path}",
-            }
-        )
-        return summary
-
-    # Ratings
+        return {
+            "file": str(file.path),
+            "agreement": plain(vote_agreement(votes, rewards)),
+            "skips": sum(vote.is_skip for vote in votes),
+            "unfinished": file.unfinished,
+            "next": f"pairwright pairs {table} -o DIR --votes {file.path}",
+        }
 
     def rate(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Save a rating of an experience; None skips it."""
@@ -209,32 +198,24 @@ class Decisions:
         return {"record": {"row": number, **view, "siblings": [], "num_siblings": 0}, **counts}
 
     def summarize_ratings(self, table: ExperienceQueries, source: str) -> dict[str, Any]:
-        """Return the number of ratings by person, and the agreement."""
         file = self._rating_file(source)
         ratings = file.ratings()
         uids = [rating.uid for rating in ratings]
         rows = _rows_of(table.rows, table.rows.snapshot(), ["uid"], uids, ["uid", "reward"])
         rewards = dict(rows.select("uid", "reward").iter_rows())
-        summary: dict[str, Any] = plain(
-            {
-                "file": str(file.path),
-                "agreement": rating_agreement(ratings, rewards),
-                "next": f"pairwright pairs {self._library.get(source, 'experiences').path} -o DIR --votes {file.path}",
-            }
-        )
-        return summary
-
-    # Turns
+        table_path = self._library.get(source, "experiences").path
+        return {
+            "file": str(file.path),
+            "agreement": plain(rating_agreement(ratings, rewards)),
+            "next": f"pairwright pairs {table_path} -o DIR --votes {file.path}",
+        }
 
     def vote_on_turn(self, asked: dict[str, Any], table: ExperienceQueries) -> dict[str, Any]:
-        """Save a vote on a turn."""
         vote = _convert(asked, TurnQuestion)
         item = self._library.get(vote.source, "experiences")
         table.rows.find("uid", vote.uid, table.rows.snapshot())  # raises for an id that is not in the table
         TurnVoteFile(item.path).vote(vote.voter, vote.uid, vote.turn, vote.verdict)
         return {"saved": True}
-
-    # Exclusions
 
     def exclude(self, asked: dict[str, Any], table: ExperienceQueries) -> dict[str, Any]:
         """Exclude an experience with a reason, or include it again."""
@@ -249,7 +230,6 @@ class Decisions:
         return {"saved": True}
 
     def list_exclusions(self, source: str) -> dict[str, Any]:
-        """Return the excluded experiences of a table."""
         item = self._library.get(source, "experiences")
         exclusions = self._opened(ExclusionFile, item.path).exclusions()
         rows = [
@@ -257,8 +237,6 @@ class Decisions:
         ]
         listed = ", ".join(map(quote, list(exclusions)[:200]))
         return {"rows": rows, "where": f"uid IN ({listed})" if listed else ""}
-
-    # Files
 
     def _vote_file(self, source: str) -> VoteFile:
         return self._opened(VoteFile, _folder_of(self._library.get(source, "pairs")) / "votes.csv")

@@ -75,8 +75,6 @@ MAX_BEGINNING = 120  # characters of a prompt or an answer in a list
 
 
 class ExperienceQueries:
-    """Queries over one experience table."""
-
     def __init__(self, item: Item, library: Library) -> None:
         self._item = item
         self._library = library
@@ -97,11 +95,8 @@ class ExperienceQueries:
     def _list_files(self) -> list[Path]:
         folder = self._item.path
         names = {path.name for path in folder.iterdir()}
-        files = []
-        for segment in self._table.segments():
-            name = f"{segment}.parquet"
-            files.append(folder / (name if name in names else f"{segment}{SUFFIX}"))
-        return files
+        files = ((f"{segment}.parquet", f"{segment}{SUFFIX}") for segment in self._table.segments())
+        return [folder / (parquet if parquet in names else journal) for parquet, journal in files]
 
     def _read_journal(self, path: Path) -> pa.Table:
         return pa.Table.from_batches(self._table.part(path.stem).scan(columns=list(SCHEMA.names)), schema=SCHEMA)
@@ -115,7 +110,6 @@ class ExperienceQueries:
         return page
 
     def list_facets(self, query: Query) -> list[dict[str, Any]]:
-        """Return facet counts over the matching rows."""
         facets = [*FACETS[:2], *(_OF_PAIRS if self.rows.derived else ()), *FACETS[2:]]
         return count_facets(self.rows, query, facets)
 
@@ -182,10 +176,7 @@ class ExperienceQueries:
         siblings = self.rows.take(listed, columns, snapshot)
         view = experience_view(exp)
         # Stored scores are shown with the components of the recorded reward.
-        view["components"] = {
-            **view["components"],
-            **plain(stored_scores(self._item.path, exp.eid.uid).get(exp.eid.uid, {})),
-        }
+        view["components"] |= plain(stored_scores(self._item.path, exp.eid.uid).get(exp.eid.uid, {}))
         return {
             "row": number,
             **view,
@@ -203,7 +194,6 @@ class ExperienceQueries:
         return [{"turn": one.turn, "verdict": one.verdict, "value": one.value, "source": one.source} for one in credits]
 
     def read_task(self, task: str, limit: int) -> list[dict[str, Any]]:
-        """Return the experiences of a task, by run and step."""
         snapshot = self.rows.snapshot()
         numbers = self.rows.select(Query((f"task = {quote(task)}",)), snapshot)
         assert numbers is not None
@@ -239,7 +229,6 @@ class ExperienceQueries:
 
 
 def experience_view(exp: Experience) -> dict[str, Any]:
-    """Convert an experience for the page."""
     source = exp.source
     return {
         "uid": exp.eid.uid,

@@ -104,11 +104,10 @@ def _numbers(facet: FacetColumn, merged: pl.DataFrame) -> dict[str, Any] | None:
     if bool((values == np.rint(values)).all()) and top - low >= NUM_BINS:
         edges = np.unique(np.rint(edges))
     binned, _ = np.histogram(np.clip(values, edges[0], edges[-1]), edges, weights=counts)
-    bins: list[dict[str, Any]] = []
-    for number, count in enumerate(binned.tolist()):
-        first, last = float(edges[number]), float(edges[number + 1])
-        is_last = number == len(binned) - 1
-        bound = f" AND {facet.name} < {last!r}" if not is_last else ""
-        bins.append({"low": first, "high": high if is_last else last, "count": int(count)})
-        bins[-1]["where"] = f"{facet.name} >= {first!r}{bound}"
+    name = facet.name
+    bins: list[dict[str, Any]] = [
+        {"low": first, "high": last, "count": int(count), "where": f"{name} >= {first!r} AND {name} < {last!r}"}
+        for first, last, count in zip(edges[:-1].tolist(), edges[1:].tolist(), binned.tolist(), strict=True)
+    ]
+    bins[-1] |= {"high": high, "where": f"{name} >= {bins[-1]['low']!r}"}
     return {"name": facet.name, "label": facet.label, "bins": bins, "min": low, "max": high}

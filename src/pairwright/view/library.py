@@ -20,6 +20,7 @@ from pairwright.tokens.stage.cache import ITEMS
 
 Kind = Literal["run", "experiences", "pairs", "tokens", "evaluation"]
 MAX_RUNS = 500  # maximum runs per folder
+_FILES: dict[str, Kind] = {MARKER: "experiences", PAIRS_NAME: "pairs", ITEMS: "tokens"}  # by which a folder is known
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,8 @@ class Item:
 
 
 class Library:
-    """The items of the page, by key.
-
-    Args:
-        paths: Folders of runs, tables, pairs or tokens, or their parent folders.
-        tokenizer: The model folder for coloured tokens; by default that of the run.
-    """
+    """The items of the page, by key, in folders of runs, tables, pairs or tokens, or in their parent folders.
+    `tokenizer` is the model folder for coloured tokens; by default that of the run."""
 
     def __init__(self, paths: Sequence[Path], *, tokenizer: Path | None = None) -> None:
         self.paths = [path.resolve() for path in paths]
@@ -85,7 +82,6 @@ class Library:
         return [item for item in self.of_kind("experiences") if item.path in folders]
 
     def pairs_of_table(self, table: Item) -> list[Item]:
-        """Return the pairs in the library that were built from an experience table."""
         return [item for item in self.of_kind("pairs") if table in self.tables_of_pairs(item)]
 
     def as_json(self) -> list[dict[str, Any]]:
@@ -132,13 +128,7 @@ def _items_of_run(path: Path) -> Iterator[Item]:
 
 
 def _kind_of(path: Path) -> Kind | None:
-    if (path / MARKER).is_file():
-        return "experiences"
-    if (path / PAIRS_NAME).is_file():
-        return "pairs"
-    if (path / ITEMS).is_file():
-        return "tokens"
-    return None
+    return next((kind for name, kind in _FILES.items() if (path / name).is_file()), None)
 
 
 def _is_run(path: Path) -> bool:

@@ -51,8 +51,6 @@ TEXT_FINDINGS = ("empty", "white-space", "contradictions", "near-duplicates")
 
 
 class PairQueries:
-    """Queries over one pairs table."""
-
     def __init__(self, item: Item, library: Library) -> None:
         self._item = item
         self._library = library
@@ -60,8 +58,9 @@ class PairQueries:
         self.rows = RowQueries(item.key, lambda: [self._file], PAIR_SCHEMA, text=_CONTENT)
         self._lint: tuple[Any, pl.Series] | None = None  # findings of each pair, and the snapshot that they are of
         lengths = ("num_chosen_characters", "num_rejected_characters")
+        ratio = pl.when(pl.col(lengths[1]) > 0).then(pl.col(lengths[0]) / pl.col(lengths[1]))
         self.rows.derived = {
-            "length_ratio": Derived(pa.float64(), lengths, _length_ratio),
+            "length_ratio": Derived(pa.float64(), lengths, lambda frame: frame.select(ratio).to_series()),
             "lint": Derived(pa.string(), ("id",), self._lint_words, prepare=self._prepare_lint),
         }
         if self._tables:
@@ -80,13 +79,11 @@ class PairQueries:
         return UidMap(frames)
 
     def list_rows(self, query: Query, offset: int, limit: int) -> dict[str, Any]:
-        """Return a page of the list."""
         page: dict[str, Any] = plain(self.rows.read_page(query, offset, limit, LISTED))
         add_beginnings(self.rows, page["rows"], prompt=("prompt",), answer=("chosen",))
         return page
 
     def list_facets(self, query: Query) -> list[dict[str, Any]]:
-        """Return facet counts over the matching pairs."""
         facets = [*FACETS, FacetColumn("lint", "lint", "words")]
         if self._tables:
             facets.append(FacetColumn("source", "source"))
@@ -117,14 +114,12 @@ class PairQueries:
         }
 
     def read_raw(self, identity: str) -> dict[str, Any]:
-        """Return one pair as indented JSON."""
         snapshot = self.rows.snapshot()
         (pair,) = pairs_of_batch(self.rows.batch_at(self.rows.find("id", identity, snapshot), snapshot))
         return {"text": msgspec.json.format(msgspec.json.encode(pair), indent=2).decode()}
 
-    # Lint: one bit of `flags` per finding; texts are read once per version of the file
-
     def _prepare_lint(self) -> None:
+        """Lint all pairs, with one bit of `flags` per finding; texts are read once per version of the file."""
         snapshot = self.rows.snapshot()
         if self._lint is not None and self._lint[0] == snapshot.signature:
             return
@@ -144,11 +139,6 @@ class PairQueries:
         if self._lint is None or self._lint[0] != snapshot.signature:
             return []
         return (self._lint[1][number] or "").split()
-
-
-def _length_ratio(frame: pl.DataFrame) -> pl.Series:
-    ratio = pl.col("num_chosen_characters") / pl.col("num_rejected_characters")
-    return frame.select(pl.when(pl.col("num_rejected_characters") > 0).then(ratio)).to_series()
 
 
 def _narrow_flags(file: Path, tolerance: float) -> np.ndarray[Any, Any]:

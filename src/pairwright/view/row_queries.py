@@ -51,9 +51,7 @@ class Abandoned(PairwrightError):
 @dataclass(frozen=True)
 class Derived:
     """A column that is computed from others: its type, the columns it needs, and the function of a frame with these.
-
-    `prepare` is called once before a scan, on the thread of the query, to load data that the function needs.
-    """
+    `prepare` is called once before a scan, on the thread of the query, to load data that the function needs."""
 
     type: pa.DataType
     needs: tuple[str, ...]
@@ -166,14 +164,8 @@ class RowQueries:
         function: Callable[[pl.DataFrame], R],
         numbers: Numbers | None = None,
     ) -> list[R]:
-        """Apply a function to the rows, batch by batch on a few threads; returns results in row order.
-
-        Args:
-            snapshot: The table.
-            columns: The columns to read, including derived ones.
-            function: Gets a frame with these columns and `row`.
-            numbers: Read only these rows, in table order.
-        """
+        """Apply a function to the rows, batch by batch on a few threads; returns results in row order. Its frames have
+        these columns, also derived ones, and `row`; `numbers` are the only rows to read, in table order."""
         ordered = None if numbers is None else np.sort(numbers)
         is_abandoned = abandoned.get()  # read here: the threads below have their own context
         self._prepare(columns)
@@ -248,7 +240,6 @@ class RowQueries:
         return pl.any_horizontal(parts)
 
     def take(self, numbers: Sequence[int], columns: Sequence[str], snapshot: Snapshot) -> list[dict[str, Any]]:
-        """Read rows by number, in the order of the numbers."""
         return self.take_frame(numbers, columns, snapshot).to_dicts()
 
     def take_frame(self, numbers: Sequence[int], columns: Sequence[str], snapshot: Snapshot) -> pl.DataFrame:
@@ -268,7 +259,6 @@ class RowQueries:
         return pl.concat(frames, how="vertical_relaxed")[np.searchsorted(ordered, wanted)]
 
     def batch_at(self, number: int, snapshot: Snapshot) -> pa.RecordBatch:
-        """Read one complete row as a record batch."""
         row = self.take_frame([number], self.schema.names, snapshot).to_arrow().cast(self.schema)
         (batch,) = row.to_batches()
         return batch

@@ -29,14 +29,11 @@ _OUTCOMES = {"loss": 0, "draw": 1, "win": 2}  # regressions first
 
 
 class RunQueries:
-    """Queries over the runs and evaluations of the library."""
-
     def __init__(self, library: Library) -> None:
         self._library = library
         self._sides: dict[Path, ExperienceQueries] = {}  # tables of evaluations, by folder
 
     def list_runs(self) -> list[dict[str, Any]]:
-        """Return every run with its outcome, gate and counts."""
         return [self._summarize(item) for item in self._library.of_kind("run")]
 
     def read_run(self, key: str) -> dict[str, Any]:
@@ -47,7 +44,7 @@ class RunQueries:
         stages = manifest.get("stages", {}) if isinstance(manifest, dict) else {}
         return {
             **self._summarize(item),
-            "metrics": plain(_metrics(evaluation)),
+            "metrics": _metrics(evaluation),
             "gate": plain(evaluation.get("gate")),
             "funnels": self._funnels(run),
             "curves": _curves(run),
@@ -70,20 +67,17 @@ class RunQueries:
         tables = [other for other in own if other.kind == "experiences" and "/evaluation/" not in other.key]
         pairs = [other for other in own if other.kind == "pairs"]
         statuses = [read_status(stages.train.parent, strict=False) for stages in run.rounds if stages.train]
-        summary: dict[str, Any] = plain(
-            {
-                "key": item.key,
-                "rounds": sum(bool(stages.name) for stages in run.rounds),
-                "experiences": sum(Table(table.path, create=False).count() for table in tables),
-                "pairs": sum(pq.read_metadata(table.path / PAIRS_NAME).num_rows for table in pairs),
-                "state": statuses[-1].state if statuses and statuses[-1] is not None else None,
-                "passed": evaluation["gate"]["passed"] if evaluation.get("gate") else None,
-                "metric": next(iter(_metrics(evaluation)), None),
-                "modified": item.path.stat().st_mtime,
-                "evaluation": next((other.key for other in reversed(own) if other.kind == "evaluation"), None),
-            }
-        )
-        return summary
+        return {
+            "key": item.key,
+            "rounds": sum(bool(stages.name) for stages in run.rounds),
+            "experiences": sum(Table(table.path, create=False).count() for table in tables),
+            "pairs": sum(pq.read_metadata(table.path / PAIRS_NAME).num_rows for table in pairs),
+            "state": statuses[-1].state if statuses and statuses[-1] is not None else None,
+            "passed": evaluation["gate"]["passed"] if evaluation.get("gate") else None,
+            "metric": next(iter(_metrics(evaluation)), None),
+            "modified": item.path.stat().st_mtime,
+            "evaluation": next((other.key for other in reversed(own) if other.kind == "evaluation"), None),
+        }
 
     def _funnels(self, run: RunFolder) -> list[dict[str, Any]]:
         funnels = []
@@ -94,15 +88,14 @@ class RunQueries:
                 funnel = read_funnel(stages.pairs)
             except PairwrightError:  # pairs of other origin have no funnel
                 continue
-            source = next(
-                (known for known in self._library.of_kind("pairs") if known.path == stages.pairs.resolve()), None
-            )
+            path, stage_counts = stages.pairs.resolve(), funnel.get("stages", [])
+            source = next((known for known in self._library.of_kind("pairs") if known.path == path), None)
             tables = self._library.tables_of_pairs(source) if source else []
-            drops = [drop["reason"] for stage in funnel.get("stages", []) for drop in stage["drops"]]
+            drops = [drop["reason"] for stage in stage_counts for drop in stage["drops"]]
             funnels.append(
                 {
                     "name": stages.name,
-                    "stages": funnel.get("stages", []),
+                    "stages": stage_counts,
                     "pairs": source.key if source else None,
                     "table": tables[0].key if tables else None,
                     # The condition on experiences behind each bar.
@@ -134,7 +127,7 @@ class RunQueries:
             "offset": offset,
             "rows": own[offset : offset + limit],
             "metric": wanted,
-            "metrics": plain(_metrics(evaluation)),
+            "metrics": _metrics(evaluation),
             "gate": plain(evaluation.get("gate")),
             "before": evaluation.get("before"),
             "after": evaluation.get("after"),
@@ -142,7 +135,6 @@ class RunQueries:
         }
 
     def read_task(self, key: str, task: str) -> dict[str, Any]:
-        """Return the runs of both models on one task."""
         item = self._library.get(key, "evaluation")
         sides: dict[str, Any] = {}
         for side in SIDES:
@@ -166,7 +158,7 @@ def _open(item: Item) -> tuple[RunFolder, dict[str, Any]]:
 
 
 def _metrics(evaluation: dict[str, Any]) -> list[dict[str, Any]]:
-    return [{name: metric.get(name) for name in _METRIC} for metric in evaluation.get("metrics") or []]
+    return [{name: plain(metric.get(name)) for name in _METRIC} for metric in evaluation.get("metrics") or []]
 
 
 def _curves(run: RunFolder) -> list[dict[str, Any]]:
@@ -178,6 +170,5 @@ def _curves(run: RunFolder) -> list[dict[str, Any]]:
             curve = metric_curve(rows, key)
             if not curve.steps:
                 continue
-            points = [(fmean(steps), fmean(values)) for steps, values in curve.windows()]
-            curves.append({"name": key, "points": points})
+            curves.append({"name": key, "points": [(fmean(steps), fmean(ys)) for steps, ys in curve.windows()]})
     return curves

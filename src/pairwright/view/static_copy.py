@@ -42,16 +42,8 @@ def export_view(
     limit: int = 200,
     show: Callable[[int, int], None] = lambda done, total: None,
 ) -> Exported:
-    """Write the page `output/index.html`.
-
-    Args:
-        answers: Queries over the exported library.
-        output: The folder, which is created.
-        where: Condition on the exported rows.
-        text: Text that the exported rows contain.
-        limit: Number of rows of each table.
-        show: Called with the number of tables done and in total.
-    """
+    """Write the page `output/index.html` with at most `limit` rows of each table, those that satisfy a condition and
+    contain a text; `show` is called with the number of tables done and in total."""
     items = list(answers.library.items.values())
     copy = _Copy(answers, where, text, limit)
     copy.ask("library")
@@ -83,7 +75,6 @@ class _Copy:
     whole: list[str] = field(default_factory=list)
 
     def add(self, item: Item) -> None:
-        """Add all answers about one item."""
         source = item.key
         if item.kind == "run":
             self.ask("runs.run", source=source)

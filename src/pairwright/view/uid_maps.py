@@ -29,7 +29,6 @@ class UidMap:
         self._hashes, self._words = known["uid"], known["word"]
 
     def look_up(self, uids: pl.Series) -> pl.Series:
-        """Return the words of ids, in their order."""
         hashes = uids.hash()
         places = self._hashes.search_sorted(hashes).clip(upper_bound=len(self._hashes) - 1)
         found = self._hashes.gather(places) == hashes
@@ -55,7 +54,6 @@ def outcome_map(pairs: Path) -> UidMap:
 
 
 def split_map(pairs: Path) -> UidMap:
-    """Return the split of each experience's pairs."""
     frame = pl.scan_parquet(pairs / PAIRS_NAME, glob=False)
     sides = [frame.select(uid=f"{side}_uid", word="split") for side in ("chosen", "rejected")]
     return UidMap(batch for side in sides for batch in side.collect_batches(chunk_size=_CHUNK))

@@ -50,14 +50,11 @@ logger = logging.getLogger("pairwright.view")
 
 
 class ViewServer:
-    """The application and its access rules.
+    """The application and its access rules. Requests need the token; if `host` is loopback, other host names are
+    refused.
 
-    Args:
-        answers: The queries and decisions.
-        token: The token that requests need.
-        host: The listening address; on loopback, other host names are refused.
-        port: The listening port. Browsers send cookies to all ports of a host, so name and value of the cookie depend
-            on it: another server that receives the cookie cannot use it.
+    Browsers send cookies to all ports of a host, so name and value of the cookie depend on the port: another server
+    that receives the cookie cannot use it.
     """
 
     def __init__(self, answers: Answers, *, token: str, host: str = "127.0.0.1", port: int = 0) -> None:

@@ -8,7 +8,7 @@ import typer
 
 from pairwright.cli.arguments import AsJson, RunOutput
 from pairwright.cli.output import print_json, print_result, say
-from pairwright.cli.overrides import Limit, Overrides, parse_overrides
+from pairwright.cli.overrides import Overrides, load_settings, set_flags
 from pairwright.cli.progress_view import CollectView, duration
 from pairwright.errors import ConfigError, PairwrightError
 
@@ -19,17 +19,17 @@ _MOST_ERRORS = 5
 
 
 def collect_runs(
+    ctx: typer.Context,
     config: Annotated[Path, typer.Argument(help="A configuration with a `collect` and a `policy` section.")],
     output: RunOutput = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue: keep finished runs, retry failed ones.")] = False,
-    limit: Limit = None,
     override: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a workflow over tasks, and record every candidate with its score."""
-    from pairwright.config import base_folder, load_config
+    from pairwright.config import base_folder
 
-    settings = load_config(config, overrides=parse_overrides(override, limit, "collect.num_tasks"))
+    settings = load_settings(config, override, set_flags(ctx))
     output = output or Path("runs") / settings.name
     say(f"collecting into {output}")  # before the imports below, which take seconds
     from pairwright.collection import collect

@@ -7,7 +7,7 @@ import typer
 
 from pairwright.cli.arguments import AsJson, Overwrite
 from pairwright.cli.output import print_json, say
-from pairwright.cli.overrides import ConfigCommand, Overrides, parse_overrides
+from pairwright.cli.overrides import ConfigCommand, Overrides, load_settings, parse_overrides
 from pairwright.errors import ConfigError
 
 app = typer.Typer(
@@ -29,9 +29,7 @@ def schema() -> None:
 @app.command(cls=ConfigCommand)
 def validate(file: File = None, override: Overrides = None) -> None:
     """Check a configuration; exit code 3 and one line if it is not valid."""
-    from pairwright.config import load_config
-
-    load_config(file, overrides=parse_overrides(override))
+    load_settings(file, override)
     say(f"{file or 'the defaults'}: valid")
 
 
@@ -72,8 +70,9 @@ def from_nat(
     from dataclasses import asdict
 
     from pairwright.config.from_nat import from_nat as convert
+    from pairwright.config.from_nat import read_nat
     from pairwright.config.key_comments import to_yaml
-    from pairwright.config.nat_file import read_nat
+    from pairwright.paths import write_bytes
 
     tree = read_nat(file)
     try:
@@ -82,7 +81,9 @@ def from_nat(
         # the conversion does not know the name of the file
         raise ConfigError(f"{file}: {error}") from None
     if output is not None:
-        _write(output, to_yaml(conversion.tree), overwrite=overwrite)
+        if output.exists() and not overwrite:
+            raise ConfigError(f"{output}: exists already: choose another name, or --overwrite")
+        write_bytes(output, to_yaml(conversion.tree).encode(), error=ConfigError)
     if as_json:
         unmapped = [asdict(entry) for entry in conversion.unmapped]
         print_json({"config": conversion.tree, "unmapped": unmapped, "set": conversion.to_set})
@@ -96,14 +97,3 @@ def from_nat(
     say(f"{where}{conversion.num_mapped} keys mapped, {len(conversion.unmapped)} not{following}{check}")
     if strict and conversion.unmapped:
         raise typer.Exit(2)
-
-
-def _write(path: Path, text: str, *, overwrite: bool) -> None:
-    try:
-        # "x" fails if the file exists, without a gap between check and write
-        with path.open("w" if overwrite else "x", encoding="utf-8") as stream:
-            stream.write(text)
-    except FileExistsError:
-        raise ConfigError(f"{path}: exists already: choose another name, or --overwrite") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None

@@ -1,5 +1,6 @@
 """`pairwright doctor [CONFIG]`."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -7,7 +8,7 @@ import typer
 
 from pairwright.cli.arguments import AsJson
 from pairwright.cli.output import print_result, say
-from pairwright.cli.overrides import Overrides, parse_overrides
+from pairwright.cli.overrides import Overrides, load_settings
 
 
 def doctor(
@@ -26,18 +27,23 @@ def doctor(
     if device is not None:
         _check_device(device, as_json=as_json)
         return
-    from pairwright.config import base_folder, load_config
+    from pairwright.config import base_folder
     from pairwright.jobs.doctor.diagnosis import diagnose
     from pairwright.jobs.doctor.findings import Patient, Verdict
+    from pairwright.paths import ModelFolderError, find_model, is_hub_id
 
-    config = load_config(file, overrides=parse_overrides(override))
+    config = load_settings(file, override)
     folder = Path("runs") / config.name
     # without --pairs, the existing pairs of the run
     table = pairs or (folder / "pairs" if (folder / "pairs").exists() else None)
+    model = model or config.trained_model
+    if model is not None and is_hub_id(model):
+        with suppress(ModelFolderError):  # not in the cache: the diagnosis says so
+            model = str(find_model(model, download=False))
     patient = Patient(
         config=config,
         pairs=table,
-        model=_cached_model(model or config.trained_model),
+        model=model,
         output=output or folder,
         base=None if file is None else base_folder(config, file),
     )
@@ -76,15 +82,3 @@ def _check_device(name: str, *, as_json: bool) -> None:
         say(f"{len(failed)} of {len(rows)} checks failed: {'; '.join(failed)}. Please paste the table into an issue.")
         raise typer.Exit(2)
     say(f"{len(rows)} checks, {name} computes what the CPU computes")
-
-
-def _cached_model(name: str | None) -> str | None:
-    """The cache folder of a Hub id that is cached; any other name unchanged."""
-    from pairwright.paths import ModelFolderError, find_model, is_hub_id
-
-    if name is None or not is_hub_id(name):
-        return name
-    try:
-        return str(find_model(name, download=False))
-    except ModelFolderError:
-        return name

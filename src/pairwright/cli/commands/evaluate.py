@@ -8,9 +8,9 @@ import typer
 from pairwright.cli.arguments import AsJson, RunOutput, condition_of
 from pairwright.cli.commands.collect import say_failures
 from pairwright.cli.help_style import GroupWithCompare
-from pairwright.cli.key_options import set_flags, with_options
+from pairwright.cli.key_options import with_options
 from pairwright.cli.output import print_result, say
-from pairwright.cli.overrides import Limit, Overrides, parse_overrides
+from pairwright.cli.overrides import Overrides, load_settings, set_flags
 from pairwright.cli.progress_view import CollectView
 from pairwright.errors import ConfigError
 
@@ -49,11 +49,10 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare two models on the same tasks and runs; exit code 2 if the gate stays closed."""
-    from pairwright.config import load_config
     from pairwright.evaluation import evaluate, read_scores
     from pairwright.evaluation.evaluation import evaluate_settings
 
-    settings = load_config(config, overrides=parse_overrides(override), flags=set_flags(ctx))
+    settings = load_settings(config, override, set_flags(ctx))
     section = settings.evaluate
     sides = [
         read_scores(path, where=condition_of(where), reduce=section.reduce)
@@ -66,7 +65,7 @@ def compare(
     show_evaluation(evaluation, output, as_json=as_json)
 
 
-@app.command(cls=with_options("policy.device", after="override"))
+@app.command(cls=with_options("evaluate.num_tasks", "policy.device", after="override"))
 def run(
     ctx: typer.Context,
     config: Annotated[Path, typer.Argument(help="A configuration with `evaluate` and `policy`.", show_default=False)],
@@ -76,15 +75,13 @@ def run(
     after: Annotated[str, typer.Option(help="The new model.")],
     output: RunOutput = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted evaluation.")] = False,
-    limit: Limit = None,
     override: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Let two models play the held-out tasks with the same seeds; exit code 2 if the gate stays closed."""
-    from pairwright.config import base_folder, load_config
+    from pairwright.config import base_folder
 
-    words = parse_overrides(override, limit, "evaluate.num_tasks")
-    settings = load_config(config, overrides=words, flags=set_flags(ctx))
+    settings = load_settings(config, override, set_flags(ctx))
     folder = output or Path("runs") / settings.name
     say(f"examining {before} and {after} in {folder}")  # before the imports below, which take seconds
     from pairwright.evaluation.held_out_runs import evaluate_models

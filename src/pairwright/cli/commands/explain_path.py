@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pairwright.cli.arguments import AsJson
-from pairwright.cli.key_options import set_flags
 from pairwright.cli.output import print_json, print_result, print_table, say
-from pairwright.cli.overrides import Overrides, load_settings
+from pairwright.cli.overrides import Overrides, load_settings, set_flags
 from pairwright.cli.progress_view import Progress
 from pairwright.errors import PairwrightError
 
@@ -65,8 +64,18 @@ def explain(
         say(f"{funnel['pairs']:,} pairs in {table}. One experience or pair: pairwright explain {table} ID")
     elif is_table:
         raise PairwrightError(f"{path}: no pairs were built from it yet. Next: pairwright pairs {path} -o DIR")
-    else:
-        _explain_files(words, load_settings(config, override, set_flags(ctx)).sources, as_json=as_json)
+    else:  # what each field of the first records of each file would become
+        from pairwright.sources.explain import explain_file
+        from pairwright.sources.files import expand_paths
+        from pairwright.sources.format import options_of
+
+        sources = load_settings(config, override, set_flags(ctx)).sources
+        options = options_of(sources)
+        explanations = [explain_file(file, sources.format, options) for file in expand_paths(words)]
+        if as_json:
+            print_json([explanation.as_json() for explanation in explanations])
+        for explanation in () if as_json else explanations:
+            typer.echo("\n".join(explanation.lines()))
 
 
 def _pairs_below(folder: "Place") -> "list[Place]":
@@ -140,18 +149,3 @@ def _explain_tokens(run: Path, *, as_json: bool) -> None:
     if problems:
         raise LedgerError("the ledger does not add up: " + "; ".join(problems))
     say(f"{run}: every generated token has its place, and the sums agree")
-
-
-def _explain_files(paths: list[str], sources: Any, *, as_json: bool) -> None:
-    """Print what each field of the first records of each file would become."""
-    from pairwright.sources.explain import explain_file
-    from pairwright.sources.files import expand_paths
-    from pairwright.sources.format import options_of
-
-    options = options_of(sources)
-    explanations = [explain_file(file, sources.format, options) for file in expand_paths(paths)]
-    if as_json:
-        print_json([explanation.as_json() for explanation in explanations])
-        return
-    for explanation in explanations:
-        typer.echo("\n".join(explanation.lines()))

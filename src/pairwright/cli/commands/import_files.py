@@ -7,9 +7,8 @@ import typer
 
 from pairwright.cli.arguments import PLACE, AsJson
 from pairwright.cli.guards import Interrupted, describe_stop
-from pairwright.cli.key_options import set_flags
 from pairwright.cli.output import print_result, say
-from pairwright.cli.overrides import Overrides, load_settings
+from pairwright.cli.overrides import Overrides, load_settings, set_flags
 from pairwright.cli.progress_view import Progress
 from pairwright.errors import ConfigError, PairwrightError
 
@@ -29,18 +28,9 @@ _COLUMNS = (
 # Headings of these columns in a terminal
 _HEADINGS = {"experiences": "read", "errors": "failed tool calls", "already_there": "already imported"}
 IMPORT_KEYS = (
-    "sources.format",
-    "sources.reward",
-    "sources.map",
-    "sources.task",
-    "sources.run",
-    "sources.step",
-    "sources.compaction_prompt",
-    "sources.redact",
-    "engine.name",
-    "engine.address",
-    "engine.workers",
-)
+    "sources.format", "sources.reward", "sources.map", "sources.task", "sources.run", "sources.step",
+    "sources.compaction_prompt", "sources.redact", "engine.name", "engine.address", "engine.workers",
+)  # fmt: skip
 
 
 def import_files(

@@ -8,9 +8,9 @@ import typer
 
 from pairwright.cli.arguments import AsJson
 from pairwright.cli.guards import Interrupted
-from pairwright.cli.key_options import set_flags, with_options
+from pairwright.cli.key_options import with_options
 from pairwright.cli.output import print_result, say
-from pairwright.cli.overrides import ConfigCommand, Overrides, parse_overrides
+from pairwright.cli.overrides import ConfigCommand, Overrides, load_settings, set_flags
 from pairwright.cli.progress_view import LiveTable, duration
 from pairwright.errors import PairwrightError, PlaceError
 
@@ -43,10 +43,9 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Start a job on the backend that `backend.name` selects, and follow it."""
-    from pairwright.config import load_config
     from pairwright.jobs import JobRequest, JobState, find_backend
 
-    settings = load_config(config, overrides=parse_overrides(override), flags=set_flags(ctx))
+    settings = load_settings(config, override, set_flags(ctx))
     name = settings.backend.name
     refuse_other_job(output, is_forgotten=overwrite or resume)
     # nemo-rl and trl only write files for another machine, unless --launch is set
@@ -158,11 +157,10 @@ def _open_job(
     name: str, root: Path, config: Path | None, override: list[str] | None
 ) -> "tuple[Path, Job, Config, Backend]":
     """The folder of a job, its record, the configuration, and the backend that has the job."""
-    from pairwright.config import load_config
     from pairwright.jobs import backend_of, job_folder, read_job
 
     folder = job_folder(name, root)
-    job, settings = read_job(folder), load_config(config, overrides=parse_overrides(override))
+    job, settings = read_job(folder), load_settings(config, override)
     return folder, job, settings, backend_of(job, settings)
 
 

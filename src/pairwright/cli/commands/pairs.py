@@ -7,9 +7,9 @@ import typer
 
 from pairwright.cli.arguments import PLACE, AsJson
 from pairwright.cli.help_style import GroupWithDefault
-from pairwright.cli.key_options import set_flags, with_options
+from pairwright.cli.key_options import with_options
 from pairwright.cli.output import flat_rows, print_json, print_result, print_table, say
-from pairwright.cli.overrides import Overrides, load_settings
+from pairwright.cli.overrides import Overrides, load_settings, set_flags
 from pairwright.cli.progress_view import Progress
 from pairwright.errors import ConfigError, PairwrightError
 

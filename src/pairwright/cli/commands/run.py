@@ -1,4 +1,4 @@
-"""`pairwright run CONFIG.yaml`: the whole flow; `pairwright demo`: the same on an embedded example."""
+"""`pairwright init DIR`: a new project; `pairwright run CONFIG.yaml`: the whole flow; `pairwright demo`: an example."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -7,9 +7,33 @@ from typing import Annotated, Any, Literal
 import typer
 
 from pairwright.cli.arguments import AsJson, RunOutput
-from pairwright.cli.output import flat_rows, print_result, say, say_in_colour
+from pairwright.cli.output import flat_rows, print_json, print_result, say, say_in_colour
 from pairwright.cli.overrides import Overrides, parse_overrides
 from pairwright.cli.progress_view import CollectView, Progress, TrainingView, duration
+
+
+def init_project(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.", show_default=False)],
+    template: Annotated[
+        Literal["chat", "tools", "openai-sdk", "traces", "nat"],
+        typer.Option(
+            help="chat: one question, several answers. tools: an agent with tools. openai-sdk: your existing agent. "
+            "traces: your existing data. nat: from NeMo Agent Toolkit."
+        ),
+    ] = "chat",
+    as_json: AsJson = False,
+) -> None:
+    """Create a small project that is ready to run: configuration, workflow, scorer, tasks, README."""
+    from pairwright.flow.example import create_project, read_commands
+
+    names = create_project(folder, template)
+    commands = read_commands((folder / "README.md").read_text(encoding="utf-8"))
+    if as_json:
+        print_json({"folder": str(folder), "template": template, "files": names, "commands": commands})
+    say(f"{folder}: {', '.join(names)}")
+    say("Next:")
+    for command in (f"cd {folder}", *commands):
+        say(f"  {command}")
 
 
 def run_flow(
@@ -34,9 +58,10 @@ def run_flow(
     from pairwright.config import base_folder, load_config, printable_config
     from pairwright.errors import ConfigError
 
-    overrides = parse_overrides(override, limit, "collect.num_tasks", "evaluate.num_tasks")
+    overrides = parse_overrides(override)
     if limit is not None:
-        overrides.append(("evaluate.gate", "null"))
+        num_tasks = [(f"{section}.num_tasks", str(limit)) for section in ("collect", "evaluate")]
+        overrides = [*num_tasks, *overrides, ("evaluate.gate", "null")]
     settings = load_config(config, overrides=overrides)
     folder = output or Path("runs") / (settings.name if limit is None else f"{settings.name}-trial")
     base = base_folder(settings, config)
@@ -99,9 +124,9 @@ class LiveView:
         self._kind = self._stage = self._place = ""
         return View(
             say=self._say,
-            collecting=lambda status: self._switch_to("collect", self._view_of_collection).show(status),
-            training=lambda event: self._switch_to("train", TrainingView).show(event),
-            counting=lambda done, total: self._switch_to("count", self._view_of_items).show(done, total),
+            collecting=lambda status: self._switch_to("collect").show(status),
+            training=lambda event: self._switch_to("train").show(event),
+            counting=lambda done, total: self._switch_to("count").show(done, total),
             begin=self._begin,
         )
 
@@ -123,16 +148,14 @@ class LiveView:
     def _begin(self, name: str, number: int, total: int) -> None:
         self._stage, self._place = name, f"stage {number:>{len(str(total))}} of {total}"
 
-    def _view_of_items(self) -> Progress:
-        return Progress(self._stage or "preparing", "items")
-
-    def _view_of_collection(self) -> CollectView:
-        return CollectView("examining" if self._stage.endswith("/evaluate") else "collecting")
-
-    def _switch_to(self, kind: str, make: Any) -> Any:
+    def _switch_to(self, kind: Literal["collect", "train", "count"]) -> Any:
         if self._kind != kind:
             self._stack.close()
-            self._open, self._kind = self._stack.enter_context(make()), kind
+            if kind == "collect":
+                view: Any = CollectView("examining" if self._stage.endswith("/evaluate") else "collecting")
+            else:
+                view = TrainingView() if kind == "train" else Progress(self._stage or "preparing", "items")
+            self._open, self._kind = self._stack.enter_context(view), kind
         return self._open
 
 

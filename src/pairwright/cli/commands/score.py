@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pairwright.cli.arguments import PLACE, AsJson
-from pairwright.cli.key_options import set_flags
 from pairwright.cli.output import print_json, print_result, print_table, say
-from pairwright.cli.overrides import Overrides, load_settings
+from pairwright.cli.overrides import Overrides, load_settings, set_flags
 from pairwright.cli.progress_view import Progress
 from pairwright.errors import ConfigError, PairwrightError
 

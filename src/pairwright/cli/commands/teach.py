@@ -7,9 +7,8 @@ import typer
 
 from pairwright.cli.arguments import PLACE, AsJson
 from pairwright.cli.commands.collect import say_failures
-from pairwright.cli.key_options import set_flags
 from pairwright.cli.output import print_result, say
-from pairwright.cli.overrides import Overrides, parse_overrides
+from pairwright.cli.overrides import Overrides, load_settings, set_flags
 from pairwright.cli.progress_view import CollectView
 from pairwright.errors import ConfigError, PairwrightError
 
@@ -47,11 +46,11 @@ def ask_teachers(
 ) -> None:
     """Ask teachers for one action at every decision of a student; repeated, the command asks only what is missing."""
     from pairwright.collection.teaching import read_states, teach
-    from pairwright.config import PolicyConfig, base_folder, load_config
+    from pairwright.config import PolicyConfig, base_folder
     from pairwright.paths import place
     from pairwright.store.table import Table
 
-    settings = load_config(config, overrides=parse_overrides(override), flags=set_flags(ctx))
+    settings = load_settings(config, override, set_flags(ctx))
     # for teachers of the command line; those of the configuration have their own options
     options = {
         "temperature": temperature,

@@ -8,15 +8,14 @@ import typer
 
 from pairwright.cli.arguments import PLACE, AsJson
 from pairwright.cli.help_style import GroupWithDefault
-from pairwright.cli.key_options import set_flags, with_options
+from pairwright.cli.key_options import with_options
 from pairwright.cli.output import flat_rows, print_json, print_result, print_table, say
-from pairwright.cli.overrides import Overrides, load_settings
+from pairwright.cli.overrides import Overrides, load_settings, set_flags
 from pairwright.cli.progress_view import Progress
 from pairwright.errors import ConfigError
 from pairwright.records.json_text import to_json
 
 if TYPE_CHECKING:
-    from pairwright.config import TokensConfig
     from pairwright.paths import Place
     from pairwright.tokens.sequence import Sequence
     from pairwright.tokens.stage.check import TemplateCheck
@@ -31,6 +30,20 @@ TokenizerDir = Annotated[Path, typer.Option("--tokenizer", help="A model's folde
 _WITHOUT_OPTION = ("tokens.tokenizer", "tokens.keep_first", "tokens.clock", "tokens.boundaries")
 _TEMPLATE_KEYS = ("tokens.chat_template", "tokens.chat_template_kwargs")
 _SHOW_KEYS = (*_TEMPLATE_KEYS, "tokens.tools_as_text", "tokens.allow_dropped", "tokens.allow_images")
+_PROBLEM = ("template", "problem", "turn", "conversations", "way_out")
+# For each quirk of a template: what it concerns, and what to do
+_QUIRKS = {
+    "refuses_system": ("a system message", "-"),
+    "refuses_system_in_the_middle": ("a system message in mid-dialogue", "-"),
+    "no_calls": ("calls of tools", "--tools-as-text hermes writes them as text"),
+    "no_results": ("results of tools", "--tools-as-text hermes writes them as text"),
+    "counts_turns": ("many turns", "none needed"),
+}
+# Quirks that the conversations also show
+_IN_CASES = {
+    "refused_plain", "refused_calls", "rewrites_history", "no_tools", "no_parallel_calls", "drops_content",
+    "drops_calls", "drops_reasoning",
+}  # fmt: skip
 
 
 @app.command(cls=with_options("tokens", "engine.name", "engine.address", without=_WITHOUT_OPTION))
@@ -74,6 +87,28 @@ def build(
     _report(manifest, folder, options.tokenizer, as_json=as_json)
 
 
+def _report(manifest: dict[str, Any], output: "Place", tokenizer: str, *, as_json: bool) -> None:
+    from pairwright.tokens.stage.cache import describe_losses
+
+    counts = {name: value for name, value in manifest.items() if name not in ("options", "credit")}
+    print_result(manifest, str(output), ("what", "value"), flat_rows(counts), as_json=as_json)
+    for line in describe_losses(manifest):
+        say(f"warning: {line}")
+    num_refused = sum(manifest["refused"].values())
+    say(
+        f"{manifest['sequences']:,} sequences of {manifest['encoded']:,} items in {output}, {num_refused:,} refused, "
+        f"{manifest['trained_share']:.1%} of tokens trained. "
+        f"Next: pairwright tokens show {output} --tokenizer {tokenizer}"
+    )
+    # everything was refused: say for each reason what to do
+    if not manifest["sequences"]:
+        from pairwright.tokens.refusals import WAY_OUT
+
+        for reason in manifest["refused"]:
+            say(f"{reason}: {WAY_OUT.get(reason, 'the page Tokens of the documentation says what this is')}")
+        raise typer.Exit(1)
+
+
 @app.command(cls=with_options(*_SHOW_KEYS, after="tokenizer"))
 def show(
     ctx: typer.Context,
@@ -105,12 +140,13 @@ def show(
     from pairwright.tokens.hints import Hinter
     from pairwright.tokens.stage.paint import token_rows
     from pairwright.tokens.stage.preview import preview
+    from pairwright.tokens.tokenizer import load_tokenizer
 
     others = [word for word in override or () if not word.startswith("tokens.")]
     if others and not hints:
         raise ConfigError(f"{' '.join(others)}: only --hints reads keys outside of the section `tokens`")
     settings = load_settings(config, override, set_flags(ctx))
-    chat_tokenizer = _load_tokenizer(tokenizer, settings.tokens)
+    chat_tokenizer = load_tokenizer(settings.tokens.model_copy(update={"tokenizer": str(tokenizer)}))
     with local_folder(place(path)) as folder:  # sequences are mapped into memory
         hinter = Hinter(settings.train.sdpo) if hints else None
         refused: list[tuple[str, str]] = []
@@ -140,12 +176,6 @@ def show(
         )
     else:
         _print_sequences(chat_tokenizer, sequences)
-
-
-def _load_tokenizer(folder: Path, options: "TokensConfig") -> "ChatTokenizer":
-    from pairwright.tokens.tokenizer import load_tokenizer
-
-    return load_tokenizer(options.model_copy(update={"tokenizer": str(folder)}))
 
 
 def _print_sequences(tokenizer: "ChatTokenizer", sequences: "list[tuple[str, Sequence]]") -> None:
@@ -220,13 +250,14 @@ def check(
     import msgspec
 
     from pairwright.tokens.stage.check import check_template
+    from pairwright.tokens.tokenizer import load_tokenizer
 
     # Folders of the same name are distinguished by their paths.
     options = load_settings(config, override, set_flags(ctx)).tokens
     is_unique = len({folder.name for folder in tokenizer}) == len(tokenizer)
     reports = {}
     for folder in tokenizer:
-        ready = _load_tokenizer(folder, options)
+        ready = load_tokenizer(options.model_copy(update={"tokenizer": str(folder)}))
         reports[folder.name if is_unique else str(folder)] = check_template(ready, try_variables=True)
     if as_json:
         values = {name: msgspec.to_builtins(report) for name, report in reports.items()}
@@ -275,9 +306,6 @@ def _print_checks(reports: "dict[str, TemplateCheck]") -> None:
         print("".join(f"[{text}]" if trained else text for text, trained in report.example))
 
 
-_PROBLEM = ("template", "problem", "turn", "conversations", "way_out")
-
-
 def _list_problems(reports: "dict[str, TemplateCheck]") -> "list[tuple[Any, ...]]":
     """A row for each template and reason: the first turn that it concerns, and the conversations."""
     rows: list[tuple[Any, ...]] = []
@@ -297,40 +325,3 @@ def _list_problems(reports: "dict[str, TemplateCheck]") -> "list[tuple[Any, ...]
             what, way_out = _QUIRKS.get(quirk.name, (quirk.name, "-"))
             rows.append((name, f"{what}: {quirk.detail}", "-", "-", way_out))
     return rows
-
-
-# Subject of a quirk, and what to do.
-_QUIRKS = {
-    "refuses_system": ("a system message", "-"),
-    "refuses_system_in_the_middle": ("a system message in mid-dialogue", "-"),
-    "no_calls": ("calls of tools", "--tools-as-text hermes writes them as text"),
-    "no_results": ("results of tools", "--tools-as-text hermes writes them as text"),
-    "counts_turns": ("many turns", "none needed"),
-}
-
-
-# Quirks that the conversations also show.
-_IN_CASES = {"refused_plain", "refused_calls", "rewrites_history", "no_tools", "no_parallel_calls"}
-_IN_CASES |= {"drops_content", "drops_calls", "drops_reasoning"}
-
-
-def _report(manifest: dict[str, Any], output: "Place", tokenizer: str, *, as_json: bool) -> None:
-    from pairwright.tokens.stage.cache import describe_losses
-
-    counts = {name: value for name, value in manifest.items() if name not in ("options", "credit")}
-    print_result(manifest, str(output), ("what", "value"), flat_rows(counts), as_json=as_json)
-    for line in describe_losses(manifest):
-        say(f"warning: {line}")
-    num_refused = sum(manifest["refused"].values())
-    say(
-        f"{manifest['sequences']:,} sequences of {manifest['encoded']:,} items in {output}, {num_refused:,} refused, "
-        f"{manifest['trained_share']:.1%} of tokens trained. "
-        f"Next: pairwright tokens show {output} --tokenizer {tokenizer}"
-    )
-    # everything was refused: say for each reason what to do
-    if not manifest["sequences"]:
-        from pairwright.tokens.refusals import WAY_OUT
-
-        for reason in manifest["refused"]:
-            say(f"{reason}: {WAY_OUT.get(reason, 'the page Tokens of the documentation says what this is')}")
-        raise typer.Exit(1)

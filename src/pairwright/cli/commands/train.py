@@ -8,9 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from pairwright.cli.arguments import PLACE, AsJson
-from pairwright.cli.key_options import set_flags
 from pairwright.cli.output import print_result, say
-from pairwright.cli.overrides import Overrides, parse_overrides
+from pairwright.cli.overrides import Overrides, load_settings, set_flags
 from pairwright.cli.progress_view import TrainingView
 from pairwright.errors import ConfigError
 
@@ -61,11 +60,9 @@ def train_model(
     as_json: AsJson = False,
 ) -> None:
     """Train a causal language model on preference pairs, scored runs or hinted error turns."""
-    from pairwright.config import load_config
-
     # --lora is a switch for one value of a key, so it is added to the derived options by hand
     flags = set_flags(ctx) | ({"train.finetuning_type": ("--lora", "lora")} if lora else {})
-    settings = load_config(config, overrides=parse_overrides(override), flags=flags)
+    settings = load_settings(config, override, flags)
     output = output or (Path("runs") / settings.name / "train" if config is not None else None)
     if model is None or output is None:
         raise ConfigError(
@@ -75,8 +72,16 @@ def train_model(
     # temporary copies of tables at an address live until training ends
     with ExitStack() as stack:
         tables = _tables(named_tables, lambda text: _fetch(text, output, settings, stack))
-        for line in _list_unused(settings.train, named_tables, has_pairs=tables["pairs"] is not None):
-            say(f"note: {line}")
+        weights = settings.train.channels
+        trains_runs_by_sft = weights.sft and tables["pairs"] is None
+        is_read = {
+            "pairs": weights.dpo or weights.sft,
+            "experience": weights.grpo or weights.kto or weights.sdpo or trains_runs_by_sft,
+            "validation": trains_runs_by_sft,
+        }
+        for name, used in is_read.items():
+            if named_tables[name] and not used:
+                say(f"note: --{name} has no effect: no channel reads it; see train.channels")
         if settings.backend.name == "local":
             _run(settings, model=model, output=output, resume=resume, as_json=as_json, **tables)
         else:
@@ -98,22 +103,6 @@ def _tables(names: dict[str, str | None], fetch: Callable[[str | None], Path | N
         known = {f"has_{name}": tables[name] is not None for name in ("pairs", "experience")}
         tables |= {name: fetch(str(path)) for name, path in missing_table(tables["tokens"], **known).items()}
     return tables
-
-
-def _list_unused(settings: Any, names: dict[str, str | None], *, has_pairs: bool) -> list[str]:
-    """One line for each named table or option that no active channel reads."""
-    weights = settings.channels
-    trains_runs_by_sft = weights.sft and not has_pairs
-    is_read = {
-        "pairs": weights.dpo or weights.sft,
-        "experience": weights.grpo or weights.kto or weights.sdpo or trains_runs_by_sft,
-        "validation": trains_runs_by_sft,
-    }
-    return [
-        f"--{name} has no effect: no channel reads it; see train.channels"
-        for name, used in is_read.items()
-        if names[name] and not used
-    ]
 
 
 def _fetch(text: str | None, output: Path, config: Any, stack: ExitStack) -> Path | None:

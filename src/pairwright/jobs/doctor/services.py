@@ -4,8 +4,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from pairwright.config.backend_config import NemoPlatformConfig
 from pairwright.config.model_config import ModelConfig
-from pairwright.config.platform_config import NemoPlatformConfig
 from pairwright.generate.llama_server import is_gguf
 from pairwright.jobs.doctor.findings import Finding, Patient, fine, untold, wrong
 from pairwright.jobs.job import ServiceError, Unreachable

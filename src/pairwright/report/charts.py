@@ -1,29 +1,14 @@
-"""Sections of the page: anchor, heading, content, and the plots to write as files."""
+"""SVG charts: lines with bands, histograms, intervals, bars. A few kB each, without scripts.
+
+All are 360 units wide, so that text in a plot of one column has the size of the page's text. Colours are CSS classes
+(colours.css), so that plots follow the dark mode of the page.
+"""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pairwright.report.plots import Markup, format_number, format_range, join, shorten, tag
-from pairwright.report.style_sheets import Plot
-
-
-@dataclass(frozen=True)
-class Section:
-    anchor: str
-    title: str
-    body: Markup
-    plots: Sequence[Plot] = ()
-
-    def html(self) -> Markup:
-        return tag("section", tag("h2", self.title), self.body, id=self.anchor)
-
-
-# SVG charts: lines with bands, histograms, intervals, bars. A few kB each, without scripts.
-#
-# All are 360 units wide, so that text in a plot of one column has the size of the page's text. Colours are CSS classes
-# (colours.css), so that plots follow the dark mode of the page.
-
+from pairwright.report.markup import Markup, format_number, format_range, join, shorten, tag
 
 WIDTH = 360
 LEFT, RIGHT, TOP, BOTTOM = 46, 8, 10, 30  # margins around the plot area

@@ -1,10 +1,8 @@
-"""Escaped markup, and plots on the page and as SVG and CSV files."""
+"""HTML and SVG as escaped markup, and numbers as text. All text is escaped, except Markup built by this module."""
 
 import html
 import re
 from collections.abc import Iterable
-
-# HTML and SVG: all text is escaped, except Markup built by this module
 
 # Elements without content: HTML void elements, and SVG shapes, which are closed by a slash
 _VOID = {"meta", "link", "br", "hr", "img", "circle", "line", "path", "rect"}
@@ -46,7 +44,6 @@ def tag(name: str, /, *children: object, **attributes: object) -> Markup:
 
 
 def table(heads: Iterable[object], rows: Iterable[Iterable[object]]) -> Markup:
-    """Build a table; all cells are escaped, except markup."""
     head = tag("tr", *(tag("th", head) for head in heads))
     body = [tag("tr", *(tag("td", cell) for cell in row)) for row in rows]
     return tag("table", tag("thead", head), tag("tbody", *body))

@@ -1,4 +1,4 @@
-"""Style sheets, embedded so that the page needs no other file."""
+"""Parts of the page: sections and plots. A plot is also written as SVG and CSV; style sheets are embedded in both."""
 
 import csv
 import io
@@ -10,19 +10,15 @@ from pathlib import Path
 
 import msgspec
 
-from pairwright.report.plots import Markup, tag
+from pairwright.report.markup import Markup, tag
 
 PLOT_SHEETS = ("colours.css", "plot.css")  # what a plot's SVG file embeds
+INDEX = "plots.json"
 
 
 def style_of(*names: str) -> Markup:
     sheets = [(files("pairwright.report") / name).read_text(encoding="utf-8") for name in names]
     return tag("style", Markup("\n".join(sheets)))
-
-
-# Plots
-
-INDEX = "plots.json"
 
 
 @dataclass(frozen=True)
@@ -37,7 +33,6 @@ class Plot:
     note: str = ""
 
     def card(self) -> Markup:
-        """Render the plot as an element of the page."""
         keys = [tag("span", tag("i", class_=tone), name) for name, tone in self.legend]
         return tag(
             "figure",
@@ -48,6 +43,17 @@ class Plot:
             class_="card",
             style="margin:0",
         )
+
+
+@dataclass(frozen=True)
+class Section:
+    anchor: str
+    title: str
+    body: Markup
+    plots: Sequence[Plot] = ()
+
+    def html(self) -> Markup:
+        return tag("section", tag("h2", self.title), self.body, id=self.anchor)
 
 
 def write_plots(folder: Path, plots: Sequence[Plot]) -> None:
