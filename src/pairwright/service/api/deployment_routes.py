@@ -1,6 +1,5 @@
 """Routes of deployment configs and deployments."""
 
-import msgspec
 import sqlalchemy as sa
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -60,14 +59,14 @@ def update_deployment(
     """Change a deployment; a new config replaces its model server."""
     with context.database.writing_one_at_a_time("deployments") as connection:
         row = deployments.get(connection, namespace, name)
-        known = msgspec.json.decode(row["document"])
+        known = row["document"]
         document = known | body.model_dump(exclude_unset=True, exclude={"config"})
         model = row["model"]
         if body.config is not None:
             model, fields = _served(connection, body.config, caller, context)
             document |= fields
         if document["work"] == known["work"]:
-            values = {"document": msgspec.json.encode(document).decode(), "updated_at": now()}
+            values = {"document": document, "updated_at": now()}
             connection.execute(sa.update(rows).where(rows.c.id == row["id"]).values(values))
             row = deployments.get(connection, namespace, name)
         else:

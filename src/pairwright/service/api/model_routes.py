@@ -244,7 +244,7 @@ async def _forward(request: Request, context: Context, row: RowMapping, path: st
     client: httpx.AsyncClient = request.app.state.client
     headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
     if row["port"] == EXTERNAL:
-        work = msgspec.json.decode(row["document"])["work"]
+        work = row["document"]["work"]
         check_endpoint(work["host_url"], context.settings)
         base, key = httpx.URL(work["host_url"]), work["api_key"]
         path = base.path.rstrip("/").removesuffix("/v1").lstrip("/") + "/" + path

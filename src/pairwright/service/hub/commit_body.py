@@ -17,7 +17,7 @@ import msgspec
 from pairwright.service.api_errors import Refusal
 from pairwright.service.rows.blob_store import Blob, Blobs
 from pairwright.service.rows.names import check_path
-from pairwright.service.rows.repositories import Tree
+from pairwright.service.rows.schema import Tree
 
 PIECE = 4 * 2**20  # a multiple of four: base64 decodes piece by piece
 

@@ -25,7 +25,8 @@ from pairwright.service.hub.repository_reads import RepositoryKind, add_read_rou
 from pairwright.service.hub.spooling import spool_body
 from pairwright.service.rows import entities, repositories
 from pairwright.service.rows.names import check_name, check_path
-from pairwright.service.rows.repositories import Commit, Tree, commit_at
+from pairwright.service.rows.repositories import Commit, commit_at
+from pairwright.service.rows.schema import Tree
 from pairwright.service.run.usage import check_quota, free_blobs
 
 router = APIRouter(prefix="/v1/hf", tags=["datasets on the hub endpoint"])

@@ -8,7 +8,6 @@ import contextlib
 from pathlib import Path
 from typing import Annotated, Literal
 
-import msgspec
 import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
@@ -201,7 +200,7 @@ def list_checkpoints(
 
 def job_document(row: RowMapping, context: Context) -> Document:
     """Build the document of a job in OpenAI's format."""
-    document = msgspec.json.decode(row["document"])
+    document = row["document"]
     knobs = document["hyperparameters"]
     method = "dpo" if knobs["training_type"] == "dpo" else "supervised"
     # A job created through NeMo Customizer's routes has no `openai`.
@@ -300,7 +299,7 @@ def _checkpoints(row: RowMapping, context: Context) -> list[Document]:
                 model = f"{row['output_model']}{CHECKPOINT}{int(number)}"
                 saved[int(number)] = document(int(number), model, int(path.stat().st_mtime))
     if row["state"] == JobState.COMPLETED and row["output_model"]:
-        step = msgspec.json.decode(row["progress"]).get("steps_completed", 0)
+        step = row["progress"].get("steps_completed", 0)
         saved[step] = document(step, row["output_model"], unix_time(row["updated_at"]))
     return [saved[step] for step in sorted(saved, reverse=True)]
 
@@ -319,7 +318,7 @@ def _events(row: RowMapping, context: Context) -> list[Document]:
     """Return the events of a job, newest first: changes of its state, and metrics by step."""
     events = []
     for number, entry in enumerate(jobs.status_details(row)["status_logs"]):
-        is_error = row["state"] == JobState.FAILED and number == len(msgspec.json.decode(row["log"])) - 1
+        is_error = row["state"] == JobState.FAILED and number == len(row["log"]) - 1
         events.append(_event(f"s{number}", unix_time(entry["updated_at"]), entry["message"], is_error=is_error))
     for step, (time, data) in _metrics_by_step(context.settings.run_folder(row["id"])).items():
         moment = unix_time(row["updated_at"]) if time is None else int(float(time))

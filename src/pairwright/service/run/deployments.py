@@ -15,7 +15,6 @@ import time
 from enum import StrEnum
 from typing import Any
 
-import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
@@ -25,6 +24,7 @@ from pairwright.jobs import process
 from pairwright.service.api_errors import Refusal, already_there, not_found
 from pairwright.service.context import Context
 from pairwright.service.rows.names import new_id, now
+from pairwright.service.rows.schema import Document
 from pairwright.service.rows.schema import deployments as rows
 from pairwright.service.run.queue import OFFLINE, Quiet
 from pairwright.service.settings import Settings
@@ -34,7 +34,6 @@ MAX_STARTS = 4
 CHECK_SECONDS = 5.0
 SECRET = "PAIRWRIGHT_MODEL_SECRET"  # environment variable of a model server
 EXTERNAL = 0  # port of a deployment with an external endpoint
-Document = dict[str, Any]
 
 
 class DeploymentState(StrEnum):
@@ -115,7 +114,7 @@ class Deployments:
         description = "the model server is starting" if not row["starts"] else "the model server is started again"
         if not self._move(row, DeploymentState.PENDING, description, port=port, starts=row["starts"] + 1):
             return  # deleted a moment ago
-        work = msgspec.json.decode(row["document"])["work"]
+        work = row["document"]["work"]
         command = [*self._settings.model_command, work["folder"], "--host", "127.0.0.1", "--port", str(port)]
         command += ["--api-key-env", SECRET, *work["arguments"]]
         try:
@@ -176,11 +175,10 @@ def insert(
         "state": (DeploymentState.READY if is_external else DeploymentState.CREATED).value,
         "description": "leads to an external endpoint" if is_external else "waiting for its model server",
         "port": EXTERNAL if is_external else None,
-        "starts": 0,
         "created_at": moment,
         "updated_at": moment,
         "state_at": moment,
-        "document": msgspec.json.encode(document).decode(),
+        "document": document,
     }
     connection.execute(sa.insert(rows).values(row))
     return get(connection, namespace, name)
@@ -202,11 +200,9 @@ def get(connection: Connection, namespace: str, name: str) -> RowMapping:
 
 def deployment_document(row: RowMapping, base_url: str) -> Document:
     """Build the API document of a deployment. `url` is the root of an OpenAI-compatible server (`/v1` below it)."""
-    document: Document = msgspec.json.decode(row["document"])
-    # `work` has local paths.
-    fields_of_deployment = {key: value for key, value in document.items() if key != "work"}
     return {
-        **fields_of_deployment,
+        # `work` has local paths.
+        **{key: value for key, value in row["document"].items() if key != "work"},
         "id": row["id"],
         "name": row["name"],
         "namespace": row["namespace"],

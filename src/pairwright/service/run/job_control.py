@@ -56,7 +56,9 @@ def reopen_job(context: Context, job_id: str, caller: Caller) -> RowMapping:
                 f"job {job_id} is {row['state']}: only a job that failed, or was paused or cancelled, can be resumed",
             )
         missing = [
-            file["path"] for file in jobs.work_of(row)["files"] if not context.blobs.path(file["sha256"]).is_file()
+            file["path"]
+            for file in row["document"]["work"]["files"]
+            if not context.blobs.path(file["sha256"]).is_file()
         ]
         has_data = (context.settings.job_folder(job_id) / "data").is_dir()
         if missing and not has_data:
@@ -82,4 +84,4 @@ def remove_job(context: Context, job_id: str, caller: Caller) -> None:
         connection.execute(sa.delete(rows).where(rows.c.id == job_id))
     # Removed after the row: leftovers of a crash are removed at the next start.
     shutil.rmtree(context.settings.job_folder(job_id), ignore_errors=True)
-    free_blobs(context, blobs | {file["sha256"] for file in jobs.work_of(row)["files"]})
+    free_blobs(context, blobs | {file["sha256"] for file in row["document"]["work"]["files"]})

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import msgspec
 from sqlalchemy.engine import RowMapping
 
 from pairwright.paths import write_bytes
@@ -10,7 +9,7 @@ from pairwright.paths import write_bytes
 
 def write_card(row: RowMapping, folder: Path) -> None:
     """Write README.md to the folder of a model: base model, dataset, hyperparameters. Replaces PEFT's template."""
-    document = msgspec.json.decode(row["document"])
+    document = row["document"]
     knobs, snapshot = document["hyperparameters"], document["config_snapshot"]
     is_adapter = (folder / "adapter_config.json").is_file()
     values = {name: value for name, value in knobs.items() if not isinstance(value, dict)}

@@ -16,7 +16,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import RowMapping
 
@@ -123,7 +122,7 @@ class JobQueue:
             return  # cancelled a moment ago
         folder = self._folder(row)
         try:
-            work = jobs.work_of(row)
+            work = row["document"]["work"]
             # Truncated as in the base model's config; the trainer counts truncated sequences.
             tokens = {"max_length": work.get("max_length")}
             # The worker gets paths and does not access the blob store.
@@ -164,7 +163,7 @@ class JobQueue:
             return
         self._noted[row["id"]] = time.monotonic()
         progress = self._progress(row, is_completed=False)
-        values: dict[str, Any] = {"heartbeat_at": now(), "progress": msgspec.json.encode(progress).decode()}
+        values: dict[str, Any] = {"heartbeat_at": now(), "progress": progress}
         # Progress resets the count of idle starts.
         if progress["steps_completed"] > row["step"]:
             values |= {"step": progress["steps_completed"], "idle_starts": 0}
@@ -176,7 +175,7 @@ class JobQueue:
         new, message, detail = self._outcome(row, is_recovery=is_recovery)
         progress = self._progress(row, is_completed=new is JobState.COMPLETED)
         values: dict[str, Any] = {
-            "progress": msgspec.json.encode(progress).decode(),
+            "progress": progress,
             "heartbeat_at": now(),
             # After a crash, files may have an older step than the row.
             "step": max(row["step"], progress["steps_completed"]),
@@ -195,7 +194,7 @@ class JobQueue:
                 with contextlib.suppress(OSError):  # failing to write the card must not fail the job
                     write_card(row, local.result_folder(self._run(row)))
             # A paused job is a cancelled one that keeps its checkpoints.
-            is_paused = new is JobState.CANCELLED and msgspec.json.decode(row["document"]).get("is_paused")
+            is_paused = new is JobState.CANCELLED and row["document"].get("is_paused")
             if new is not JobState.FAILED and not is_paused and not self._settings.keep_checkpoints:
                 shutil.rmtree(self._run(row) / "checkpoints", ignore_errors=True)
         for memory in (self._asked_to_stop, self._quiet, self._noted):
@@ -234,8 +233,7 @@ class JobQueue:
         return self._settings.hide_paths("\n".join(process.log_end(self._process(row), LOG_LINES)))
 
     def _progress(self, row: RowMapping, *, is_completed: bool) -> dict[str, Any]:
-        before = msgspec.json.decode(row["progress"])
-        return summary(self._run(row), is_completed=is_completed, before=before)
+        return summary(self._run(row), is_completed=is_completed, before=row["progress"])
 
     def _move(self, row: RowMapping, new: JobState, message: str, *, detail: str | None = None, **values: Any) -> bool:
         with self._context.database.writing() as connection:

@@ -4,7 +4,6 @@ import csv
 import io
 from pathlib import Path
 
-import msgspec
 from sqlalchemy.engine import Connection, RowMapping
 
 from pairwright.service.context import Context
@@ -19,7 +18,7 @@ _COLUMNS = ("step", "train_loss", "train_accuracy", "valid_loss", "valid_mean_to
 
 def add_result_file(context: Context, row: RowMapping, run_folder: Path) -> None:
     """Store the curves of a job as a file, once; its id is derived from the job id."""
-    document = msgspec.json.decode(row["document"])
+    document = row["document"]
     if "openai" not in document:
         return
     content = format_metrics(run_folder)

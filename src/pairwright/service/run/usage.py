@@ -45,7 +45,7 @@ def used_blobs(context: Context, connection: sa.Connection) -> set[str]:
     """Return the blobs of all commits and files, and of unfinished or resumable jobs, whose repository may be gone."""
     used = set(repositories.blobs_of(connection, None))
     for row in jobs.in_states(connection, (*jobs.WAITING, *jobs.WITH_WORKER, *jobs.REOPENED)):
-        used |= {file["sha256"] for file in jobs.work_of(row)["files"]}
+        used |= {file["sha256"] for file in row["document"]["work"]["files"]}
     return used
 
 
