@@ -20,9 +20,8 @@ from pairwright.service.access import CallerIs, Readable, ValidName, Writable
 from pairwright.service.api_errors import Refusal
 from pairwright.service.context import Context, ContextIs
 from pairwright.service.hub.commit_body import read_change
-from pairwright.service.hub.large_files import needs_large_file, was_sent
+from pairwright.service.hub.large_files import needs_large_file, spool_body, was_sent
 from pairwright.service.hub.repository_reads import RepositoryKind, add_read_routes
-from pairwright.service.hub.spooling import spool_body
 from pairwright.service.rows import entities, repositories
 from pairwright.service.rows.names import check_name, check_path
 from pairwright.service.rows.repositories import Commit, commit_at

@@ -26,7 +26,7 @@ from pairwright.service.rows.api_tokens import Caller
 from pairwright.service.rows.names import CHECKPOINT, check_name, new_id
 from pairwright.service.rows.schema import jobs as rows
 from pairwright.service.run.base_models import find_target
-from pairwright.service.run.job_control import end_job, find_job, reopen_job
+from pairwright.service.run.job_control import JobIs, end_job, reopen_job
 from pairwright.service.run.submitting import IdentityOf, Source, check_source, find_repeat, insert_once
 
 router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["OpenAI fine-tuning"])
@@ -156,10 +156,9 @@ def list_jobs(
 
 
 @router.get("/{job_id}")
-def read_job(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
+def read_job(row: JobIs, context: ContextIs) -> Document:
     """One job."""
-    with context.database.reading() as connection:
-        return job_document(find_job(connection, job_id, caller), context)
+    return job_document(row, context)
 
 
 @router.post("/{job_id}/cancel")
@@ -181,20 +180,14 @@ def resume_job(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
 
 
 @router.get("/{job_id}/events")
-def list_events(job_id: str, caller: CallerIs, context: ContextIs, after: After = None, limit: Limit = 20) -> Document:
+def list_events(row: JobIs, context: ContextIs, after: After = None, limit: Limit = 20) -> Document:
     """Events and metrics of a job, newest first."""
-    with context.database.reading() as connection:
-        row = find_job(connection, job_id, caller)
     return list_page(_events(row, context), after=after, limit=limit)
 
 
 @router.get("/{job_id}/checkpoints")
-def list_checkpoints(
-    job_id: str, caller: CallerIs, context: ContextIs, after: After = None, limit: Limit = 10
-) -> Document:
+def list_checkpoints(row: JobIs, context: ContextIs, after: After = None, limit: Limit = 10) -> Document:
     """The existing checkpoints of a job, newest first; only the final model can be used."""
-    with context.database.reading() as connection:
-        row = find_job(connection, job_id, caller)
     return list_page(_checkpoints(row, context), after=after, limit=limit)
 
 

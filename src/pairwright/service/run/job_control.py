@@ -1,19 +1,22 @@
 """Find, cancel, pause, resume and delete jobs on request, with checks of the caller's rights."""
 
 import shutil
+from typing import Annotated
 
 import sqlalchemy as sa
+from fastapi import Depends
 from sqlalchemy.engine import Connection, RowMapping
 
 from pairwright.jobs.job import FINAL, JobState
+from pairwright.service.access import CallerIs
 from pairwright.service.api_errors import Refusal
-from pairwright.service.context import Context
+from pairwright.service.context import Context, ContextIs
 from pairwright.service.rows import job_rows as jobs
 from pairwright.service.rows.api_tokens import Caller
 from pairwright.service.rows.names import check_name
 from pairwright.service.rows.schema import jobs as rows
+from pairwright.service.run.job_results import delete_result_file
 from pairwright.service.run.model_names import refuse_deployed
-from pairwright.service.run.result_file import delete_result_file
 from pairwright.service.run.usage import free_blobs
 
 
@@ -22,6 +25,15 @@ def find_job(connection: Connection, job_id: str, caller: Caller, *, write: bool
     row = jobs.get(connection, check_name(job_id, "job_id"))
     caller.check(row["namespace"], write=write)
     return row
+
+
+def _readable_job(job_id: str, caller: CallerIs, context: ContextIs) -> RowMapping:
+    with context.database.reading() as connection:
+        return find_job(connection, job_id, caller)
+
+
+# Path parameter `job_id`: the row of a job that the caller may read.
+JobIs = Annotated[RowMapping, Depends(_readable_job)]
 
 
 def end_job(context: Context, job_id: str, caller: Caller, *, is_paused: bool) -> RowMapping:
@@ -55,11 +67,8 @@ def reopen_job(context: Context, job_id: str, caller: Caller) -> RowMapping:
                 "job_not_resumable",
                 f"job {job_id} is {row['state']}: only a job that failed, or was paused or cancelled, can be resumed",
             )
-        missing = [
-            file["path"]
-            for file in row["document"]["work"]["files"]
-            if not context.blobs.path(file["sha256"]).is_file()
-        ]
+        files = row["document"]["work"]["files"]
+        missing = [file["path"] for file in files if not context.blobs.path(file["sha256"]).is_file()]
         has_data = (context.settings.job_folder(job_id) / "data").is_dir()
         if missing and not has_data:
             raise Refusal(409, "dataset_gone", f"job {job_id}: {missing[0]} was deleted: submit it again")

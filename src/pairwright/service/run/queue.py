@@ -32,8 +32,7 @@ from pairwright.service.rows.job_progress import summary
 from pairwright.service.rows.job_rows import WAITING, WITH_WORKER
 from pairwright.service.rows.names import age_seconds, now
 from pairwright.service.rows.schema import jobs as rows
-from pairwright.service.run.model_card import write_card
-from pairwright.service.run.result_file import add_result_file
+from pairwright.service.run.job_results import add_result_file, write_card
 from pairwright.service.settings import WORK_FILE
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}  # for child processes
