@@ -11,7 +11,6 @@ from pairwright.engines.ray_engine import open_ray
 if TYPE_CHECKING:
     from pairwright.config.sections import EngineConfig
 
-# Values of `engine.name`, each with a context manager that opens the engine.
 ENGINES: dict[str, Callable[["EngineConfig"], AbstractContextManager[Engine]]] = {
     "embedded": open_pool,
     "ray": open_ray,

@@ -74,7 +74,6 @@ class _Work(Generic[T, R]):
             self.submit(task)
 
     def result(self) -> R:
-        """Wait for the result of the oldest task."""
         try:
             value = self.waiting[0][1].result()
         except BrokenProcessPool as error:

@@ -11,7 +11,8 @@ Shapes: N tokens, K key-value heads, G query heads of each, D head size, T keys.
 """
 
 import threading
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,16 +106,13 @@ class Plan:
         return self._masks[name, window]
 
 
-class use_plan:  # noqa: N801 - a context manager, used as a function
-    """Context manager: attention in this thread follows a plan."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-
-    def __enter__(self) -> None:
-        _state.plan = self._plan
-
-    def __exit__(self, *_: object) -> None:
+@contextmanager
+def use_plan(plan: Plan) -> Iterator[None]:
+    """Let attention in this thread follow a plan."""
+    _state.plan = plan
+    try:
+        yield
+    finally:
         _state.plan = None
 
 

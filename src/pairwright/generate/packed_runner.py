@@ -19,7 +19,6 @@ from pairwright.generate.kv_slots import (
     PrefixTree,
     Rows,
     Shape,
-    Tokens,
     Wait,
     common_length,
 )
@@ -41,7 +40,7 @@ _PIECE = 256  # most tokens of a prompt in one step, while other prompts wait
 class Fill:
     """A prompt in progress. Of the tokens after its shared nodes, the first `done` are computed."""
 
-    tokens: Tokens
+    tokens: Numbers
     users: int  # rows that will continue it
     room: int  # tokens that each row may generate
     nodes: tuple[Node, ...]
@@ -71,9 +70,7 @@ class PackedRunner:
         self._rows = Rows(shape, self.budget)
         self._fills: dict[Fill, None] = {}  # in the order of their turns
 
-    # Prompts
-
-    def start(self, tokens: Tokens, *, users: int, room: int, is_forced: bool = False) -> Fill | Wait:
+    def start(self, tokens: Numbers, *, users: int, room: int, is_forced: bool = False) -> Fill | Wait:
         """Begin a prompt; or return what it waits for: memory, or another prompt with the same prefix."""
         nodes: tuple[Node, ...] = ()
         if len(tokens) > MIN_SHARED:
@@ -102,11 +99,9 @@ class PackedRunner:
         return next((number for number, node in enumerate(nodes) if node not in others), len(nodes))
 
     def drop(self, fill: Fill) -> None:
-        """Abandon a prompt in progress."""
         del self._fills[fill]
 
     def fits(self, parent: Numbers) -> bool:
-        """Whether there is memory for the next step of these rows."""
         needed = self._rows.grown_tokens(parent)
         return not needed or self._make_room(needed, ())
 
@@ -118,8 +113,6 @@ class PackedRunner:
             slots.release_empty()
         in_use = self._rows.nodes_in_use().union(nodes, *(fill.nodes for fill in self._fills))
         return self._tree.make_room(num_tokens, in_use)
-
-    # Steps
 
     def advance(self, parent: Numbers, last: Numbers) -> tuple[Any, list[Fill]]:
         """Continue rows `parent`, each with its token in `last`; other rows end.
@@ -303,6 +296,6 @@ class PackedRunner:
             self._rows.add(size_class=number, slot=slot, length=size, start=start, chain=chain)
 
 
-def _piece_tokens(fill: Fill, size: int) -> Tokens:
+def _piece_tokens(fill: Fill, size: int) -> Numbers:
     begin = fill.start + fill.done
     return fill.tokens[begin : begin + size]

@@ -27,7 +27,6 @@ class TextStream:
         return self._give(text[len(before) :])
 
     def finish(self) -> str:
-        """Return the rest of the text, after the last token."""
         if self.stop_text is not None:
             return ""
         before = self._decode(self._ids[self._start : self._end])

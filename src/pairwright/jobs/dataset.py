@@ -117,7 +117,6 @@ def with_split(pairs: Path, output: Path, *, validation: float, seed: int) -> Pa
     if not narrow:
         raise BackendError(f"{pairs}: no pairs; see: pairwright pairs stats {pairs}")
     frame = pl.concat([table for table in narrow if isinstance(table, pl.DataFrame)])
-    # An existing split is kept.
     if validation <= 0 or (frame["split"] == "validation").any():
         return pairs
     split_column = splits(frame, validation=validation, seed=seed)

@@ -89,7 +89,6 @@ def states_before(new: JobState) -> list[JobState]:
 
 def can_become(old: JobState, new: JobState) -> bool:
     """Return whether `new` is reachable from `old` by any number of transitions, since polling may miss states."""
-    # Depth-first search over TRANSITIONS.
     reached, pending = set[JobState](), [old]
     while pending:
         following = TRANSITIONS[pending.pop()] - reached
@@ -129,7 +128,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 def new_job(backend: str, *, model: str, pairs: Path | None) -> Job:
     """Create a job in state `created`, with a unique id that sorts by time."""
     now = time.time()
-    # Sorts by time, and is unique without coordination.
     name = f"pw-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{os.urandom(4).hex()}"
     return Job(
         id=name,
@@ -231,8 +229,6 @@ class JobRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:
-    """A backend: its name and the functions that implement it."""
-
     name: str
     submit: Callable[[Path, JobRequest, Config, Say], Job]
     status: Callable[[Path, Job, Config], Status]

@@ -41,7 +41,6 @@ from pairwright.records.messages import Json
 COMMAND = (sys.executable, "-m", "pairwright.cli")
 CONFIG = "train-config.yaml"
 PROCESS, SERVER = "process", "server"  # folders of the trainer's and the model server's process
-# Maximum startup time of a model server.
 _SERVER_SECONDS = 300
 POLL_SECONDS = 1.0  # interval between two status checks
 CANCEL_SECONDS = 60.0  # grace period in which a cancelled job saves its checkpoint
@@ -169,7 +168,6 @@ def serve_result(folder: Path, job: Job, model: Path, config: Config, say: Say) 
     """Serve a model on a free port of the loopback interface and wait until it is healthy."""
     if job.state is not JobState.COMPLETED:
         raise BackendError(f"{job.id}: is {job.state}, and only a completed job can be deployed")
-    # Already deployed and running.
     if process.is_alive(folder / SERVER) and job.deployment:
         return job.deployment
     port = free_port()

@@ -20,7 +20,6 @@ from pairwright.records.messages import Json
 
 _TRAINING_STEP = "dpo-training"
 _FILES = ("training.jsonl", "validation.jsonl")
-# The platform's default.
 _BATCH_SIZE = 32
 _UPLOAD_SECONDS = 600
 _LOG_LINES = 1000

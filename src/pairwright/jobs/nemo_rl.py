@@ -164,7 +164,6 @@ def _write_script(folder: Path, path: Path, settings: NemoRlConfig) -> Path:
 
 def _progress(folder: Path, job: Job) -> Status:
     """Read the progress from the checkpoint folders, which are named by step."""
-    # Only folders named step_N.
     steps = [
         int(path.name.removeprefix("step_"))
         for path in (folder / "nemo-rl" / "checkpoints").glob("step_*")
@@ -190,7 +189,6 @@ def num_longer(pairs: Path, model: str, *, limit: int) -> int | None:
     count = 0
     for pair in read_pairs(pairs):
         sides = (pair.chosen, pair.rejected)
-        # NeMo RL leaves out a pair if one of its sides is too long.
         count += any(_length(tokenizer, [*pair.prompt, *side], pair.tools) > limit for side in sides)
     return count
 

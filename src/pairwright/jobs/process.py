@@ -72,7 +72,6 @@ def refuse_running(folder: Path) -> None:
 
 
 def is_alive(folder: Path) -> bool:
-    """Return whether the process of a folder or its command is alive."""
     try:
         fd = os.open(folder / LOCK, os.O_RDWR)
     except FileNotFoundError:

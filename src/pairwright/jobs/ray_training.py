@@ -145,7 +145,6 @@ def _read_failure(output: Path) -> _Failure | None:
 
 
 def _result(output: Path) -> "TrainResult":
-    """Read the result of a completed run from its folder."""
     from pairwright.training import TrainResult
 
     status = read_status(output)

@@ -166,7 +166,6 @@ class _Tensors:
                 )
 
     def encode(self, name: str) -> NDArray[Any]:
-        """Return the data of a tensor in the file."""
         import gguf
 
         _, type_ = self.layout[name]

@@ -98,7 +98,6 @@ class Adapter:
             raise ConvertError(f"{folder}: {len(tensors)} tensors, of which {2 * len(self.pairs)} are LoRA matrices")
 
     def scale(self, rank: int) -> float:
-        """Return the factor of B·A."""
         divisor = math.sqrt(rank) if self.config.get("use_rslora") else rank
         return float(self.config["lora_alpha"]) / divisor
 

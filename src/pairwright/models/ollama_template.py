@@ -99,7 +99,6 @@ def chat_parts(tokenizer: ChatTokenizer, where: str) -> ChatParts:
 
 
 def _split(tokenizer: ChatTokenizer, roles: list[str], *, generation: bool = True) -> list[str]:
-    """Render a chat, and split it at the contents of its messages."""
     messages = list(zip(roles, _MARKS, strict=False))
     text = _render(tokenizer, messages, generation=generation)
     pieces = []

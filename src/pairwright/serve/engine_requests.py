@@ -38,7 +38,6 @@ def chat_request(engine: Engine, asked: ChatAsked) -> Request:
 
 
 def completion_requests(engine: Engine, asked: CompletionAsked) -> list[Request]:
-    """Build one request per prompt."""
     check_completion(asked, engine.context)
     try:
         sampling = _sampling(asked, asked.max_tokens, top=asked.logprobs or 0)

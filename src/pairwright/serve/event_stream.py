@@ -22,7 +22,6 @@ _DONE = b"data: [DONE]\n\n"
 
 async def pieces(batcher: Batcher, requests: Sequence[Request]) -> AsyncIterator[tuple[int, Piece] | list[Result]]:
     """Yield (request index, piece) as they are generated, and finally the list of all results."""
-    # None marks the end.
     queue: asyncio.Queue[tuple[int, Piece] | None] = asyncio.Queue()
 
     group = object()  # for fair scheduling among requests
@@ -49,7 +48,6 @@ async def pieces(batcher: Batcher, requests: Sequence[Request]) -> AsyncIterator
 async def chat_events(
     batcher: Batcher, request: Request, asked: ChatAsked, head: Json, texts: TokenTexts, form: CallFormat | None
 ) -> AsyncIterator[bytes]:
-    """Yield the events of a chat completion."""
     # One stream per choice; it holds back text that may be the beginning of a tool call.
     streams = [CallStream(form) for _ in range(request.sampling.n)]
     with_ids = bool(asked.return_token_ids)

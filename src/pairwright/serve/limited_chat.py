@@ -12,7 +12,6 @@ from pairwright.serve.openai_schema import ChatAsked, CompletionAsked
 from pairwright.tokens.refusals import TemplateError
 from pairwright.tokens.template.render import Template, plain_chat
 
-# Limits of one request.
 _MAX_ITEMS = {"messages": 4096, "tools": 512, "prompt": 1024}
 _MAX_TOKENS = 2**20  # prompts x n x max_tokens
 _SECONDS = 5.0  # timeout of one render

@@ -59,7 +59,6 @@ class ModelServer:
 
 
 def model_app(server: ModelServer) -> Starlette:
-    """Create the Starlette application."""
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

@@ -22,7 +22,6 @@ def envelope(kind: str, prefix: str, model: str) -> Json:
 def chat_answer(
     head: Json, asked: ChatAsked, result: Result, prompt: Iterable[int], texts: TokenTexts, form: CallFormat | None
 ) -> Json:
-    """Build the response of a chat completion."""
     choices = []
     for choice in result.choices:
         content, calls = split_calls(form, choice.text)
@@ -55,7 +54,6 @@ def completion_answer(
                 tops = choice.top_logprobs if asked.logprobs else ()
                 logprobs = completion_logprobs(choice.tokens.tolist(), choice.logprobs.tolist(), tops, texts)
             body: Json = {
-                # Indices are global across prompts.
                 "index": len(choices),
                 "text": choice.text,
                 "finish_reason": finish_reason(choice.finish_reason, []),

@@ -45,7 +45,6 @@ class TokenTexts:
 @lru_cache(1)
 def byte_letters() -> dict[str, int]:
     """Map the characters of byte-level BPE to bytes: printable bytes to themselves, others from code point 256 on."""
-    # Bytes that byte-level BPE (GPT-2) keeps unchanged: printable, except space and soft hyphen.
     printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     letters = {chr(number): number for number in printed}
     others = [number for number in range(256) if number not in set(printed)]

@@ -67,7 +67,6 @@ class Settings:
 
     @property
     def url(self) -> str:
-        """SQLAlchemy URL of the database."""
         if self.database_url is None:
             return f"sqlite:///{self.data / 'state.sqlite3'}"
         return self.database_url

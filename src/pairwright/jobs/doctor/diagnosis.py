@@ -16,8 +16,6 @@ from pairwright.jobs.doctor.services import check_policy, check_service
 from pairwright.jobs.doctor.token_checks import check_tokens
 from pairwright.sources.files import expand_paths
 
-# Checks, in the order of the pipeline
-
 # backend -> package -> the pairwright extra that installs it
 _PACKAGES = {
     "local": {"torch": "train", "transformers": "train"},
@@ -28,7 +26,6 @@ _PACKAGES = {
 
 
 def diagnose(patient: Patient) -> list[Finding]:
-    """Run all checks, in the order of the pipeline."""
     findings: list[Finding] = []
     for check in (
         check_sources, check_tasks, check_policy, check_pairs, check_model, check_tokens, check_device, check_memory,
@@ -52,7 +49,6 @@ def check_sources(patient: Patient) -> Iterator[Finding]:
 
 
 def check_tasks(patient: Patient) -> Iterator[Finding]:
-    """Check that the tasks and the workflow can be loaded."""
     from pairwright.collection.tasks import load_tasks
     from pairwright.config.user_code import WORKFLOWS, load_function
 
@@ -133,7 +129,6 @@ def _check_fit(patient: Patient) -> Iterator[Finding]:
 
 
 def check_model(patient: Patient) -> Iterator[Finding]:
-    """Check the files of the model and its chat template."""
     from pairwright.export.exporter import begins_with_text
     from pairwright.tokens import ChatTokenizer, TokensError, check_template
 
@@ -253,7 +248,6 @@ def check_packages(patient: Patient) -> Iterator[Finding]:
 
 
 def check_programs(patient: Patient) -> Iterator[Finding]:
-    """Check that the programs of the backend are installed."""
     backend = patient.config.backend
     wanted = {"trl": backend.trl.command[:1], "nemo-rl": ("uv",)}
     for program in wanted.get(backend.name, ()):

@@ -23,8 +23,6 @@ def check_policy(patient: Patient) -> Iterator[Finding]:
 
 
 def _check_endpoint(name: str, policy: ModelConfig) -> Iterator[Finding]:
-    """Check a policy: a local model folder, or an OpenAI-compatible endpoint."""
-    # Without an address, the policy is a local model folder.
     if policy.base_url is None:
         folder = Path(policy.model or "")
         if folder.is_dir() or is_gguf(folder):
@@ -46,7 +44,6 @@ def _check_endpoint(name: str, policy: ModelConfig) -> Iterator[Finding]:
         yield wrong(name, f"the environment has no {policy.api_key_env}", f"export {policy.api_key_env}=...")
         return
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    # OpenAI-compatible endpoints list their models here.
     url = policy.base_url.rstrip("/") + "/models"
     try:
         answer = httpx.get(url, headers=headers, timeout=_SECONDS)
@@ -67,7 +64,6 @@ def _check_endpoint(name: str, policy: ModelConfig) -> Iterator[Finding]:
 
 
 def _check_name(name: str, policy: ModelConfig, answer: object) -> Iterator[Finding]:
-    """Check that the endpoint lists the model."""
     try:
         listed = [card["id"] for card in answer.json()["data"]]  # type: ignore[attr-defined]
     except (ValueError, KeyError, TypeError):

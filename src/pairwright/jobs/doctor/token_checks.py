@@ -121,7 +121,6 @@ def _tables(patient: Patient) -> Iterator[Path]:
 
 
 def _source_items(patient: Patient) -> Iterator[Item]:
-    """Yield the records of the source files."""
     sources = patient.config.sources
     for pattern in sources.paths:
         # Paths are relative to the folder of the configuration.

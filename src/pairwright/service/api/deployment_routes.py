@@ -42,7 +42,6 @@ def create_deployment(body: DeploymentBody, request: Request, caller: CallerIs, 
         deployment = deployments.insert(
             connection, context.settings, namespace=body.namespace, name=name, model=model, document=document
         )
-    # Wakes the supervisor, which starts the server.
     context.wake.set()
     return deployments.deployment_document(deployment, str(request.base_url))
 

@@ -38,7 +38,6 @@ class EntityKind:
 
 
 def add_entity_routes(router: APIRouter, path: str, kind: EntityKind) -> None:
-    """Add the routes of a kind below `path`."""
 
     def create(body: kind.new, caller: CallerIs, context: ContextIs) -> Document:  # type: ignore[name-defined]
         namespace = check_name(body.namespace, "namespace")

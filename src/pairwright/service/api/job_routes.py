@@ -187,11 +187,9 @@ def _progress(row: RowMapping, context: Context) -> Document | None:
 
 
 def _conditions(asked: Paging, caller: Caller) -> list[sa.ColumnElement[bool]]:
-    """Translate the filters to SQL conditions."""
     where: list[sa.ColumnElement[bool]] = []
     for key, bound, values in asked.parts(_VALUES):
         if bound:
-            # ISO 8601 times compare as text.
             where.append(rows.c[key] >= values[0] if bound == "gte" else rows.c[key] <= values[0])
             continue
         matching: list[sa.ColumnElement[bool]] = [value.in_(values) for value in _VALUES[key]]

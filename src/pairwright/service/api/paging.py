@@ -14,7 +14,6 @@ from starlette.responses import Response
 
 from pairwright.service.api_errors import Refusal
 
-# filter[NAME] or filter[NAME][gte], where NAME has no brackets.
 _FILTER = re.compile(r"filter\[([^\[\]]{1,64})\](?:\[(gte|lte)\])?")
 _TIMES = ("created_at", "updated_at")
 SORTS = ("created_at", "-created_at", "updated_at", "-updated_at", "name", "-name")
@@ -61,7 +60,6 @@ async def paging(
     page_size: Annotated[int, Query(ge=1, le=1000)] = 100,
     sort: str = "-created_at",
 ) -> Paging:
-    """Parse pagination, sort order and filters from the query string."""
     if sort not in SORTS:
         raise Refusal(422, "unknown_sort", f"sort: got {sort[:100]!r}, expected one of {', '.join(SORTS)}")
     filters: dict[str, str] = {}
@@ -127,7 +125,6 @@ def matches(document: Document, asked: Paging, filters: Mapping[str, str]) -> bo
 
 
 def json_answer(value: Any) -> Response:
-    """Build a JSON response from plain JSON values."""
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
@@ -141,7 +138,6 @@ def envelope(data: Sequence[Document], num_results: int, asked: Paging) -> Respo
                 "page": asked.page,
                 "page_size": asked.page_size,
                 "current_page_size": len(data),
-                # Rounded up.
                 "total_pages": -(-num_results // asked.page_size),
                 "total_results": num_results,
             },

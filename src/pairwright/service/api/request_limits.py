@@ -46,7 +46,6 @@ class Limits:
         except Refusal as refusal:
             if refusal is not body.refusal:
                 raise
-        # For a refused body, the refusal is the response, regardless of the route.
         if body.refusal is not None and not answered:
             await body.refusal.response(scope["path"])(scope, receive, send)
 

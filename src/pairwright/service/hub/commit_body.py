@@ -141,7 +141,6 @@ def _decode_entry(data: Any, kind: type[Any], number: int) -> Any:
 
 
 def _keep_file(file: _File, blobs: Blobs, number: int, held: list[str]) -> Blob:
-    """Decode the content of a file and store it as a blob."""
     if file.encoding != "base64":
         raise Refusal(422, "bad_commit_line", f"line {number}: encoding: expected 'base64'")
     raw = memoryview(file.content)

@@ -198,7 +198,6 @@ def _commit_body(context: Context, namespace: str, name: str, body: Path, branch
         after = change.apply(tree)
         if len(after) > context.settings.max_files:
             raise Refusal(413, "too_many_files", f"a dataset has at most {context.settings.max_files:,} files")
-        # All parent folders of all files.
         folders = {str(folder) for path in after for folder in PurePosixPath(path).parents}
         if clash := sorted(folders & after.keys()):
             raise Refusal(422, "path_is_folder", f"{clash[0]!r} would be a file and a folder")

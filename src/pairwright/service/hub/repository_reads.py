@@ -39,7 +39,6 @@ class RepositoryKind:
 
 
 def add_read_routes(router: APIRouter, kind: RepositoryKind) -> None:
-    """Add the routes that read repositories of a kind."""
 
     def commit_at(namespace: Readable, name: ValidName, context: ContextIs, revision: str = MAIN) -> Commit:
         with context.database.reading() as connection:
@@ -134,7 +133,6 @@ def add_read_routes(router: APIRouter, kind: RepositoryKind) -> None:
 
 
 def repository_document(namespace: str, name: str, commit: Commit) -> dict[str, Any]:
-    """Build the repository info of the Hub API."""
     moment = commit.created_at[:23] + "Z"  # milliseconds, as the hub writes times
     return {
         "_id": commit.oid[:24],

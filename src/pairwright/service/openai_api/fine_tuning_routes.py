@@ -192,7 +192,6 @@ def list_checkpoints(row: JobIs, context: ContextIs, after: After = None, limit:
 
 
 def job_document(row: RowMapping, context: Context) -> Document:
-    """Build the document of a job in OpenAI's format."""
     document = row["document"]
     knobs = document["hyperparameters"]
     method = "dpo" if knobs["training_type"] == "dpo" else "supervised"
@@ -253,7 +252,6 @@ def _method(body: FineTuningBody) -> tuple[str, Document]:
 
 
 def _source(connection: sa.Connection, body: FineTuningBody, caller: Caller) -> Source:
-    """Look up the files of a request."""
     asked = {"train": body.training_file, "validation": body.validation_file}
     found = {split: find_file(connection, name, caller) for split, name in asked.items() if name is not None}
     for document in found.values():
@@ -308,7 +306,6 @@ def _metrics_by_step(folder: Path) -> dict[int, tuple[str | None, Document]]:
 
 
 def _events(row: RowMapping, context: Context) -> list[Document]:
-    """Return the events of a job, newest first: changes of its state, and metrics by step."""
     events = []
     for number, entry in enumerate(jobs.status_details(row)["status_logs"]):
         is_error = row["state"] == JobState.FAILED and number == len(row["log"]) - 1

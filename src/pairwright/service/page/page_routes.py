@@ -73,7 +73,6 @@ def metrics(request: Request, caller: CallerIs, context: ContextIs) -> Response:
     supervisor: Any = request.app.state.supervisor
     failed = 0 if supervisor is None else supervisor.failed_passes
     text = metrics_text(context, request.app.state.requests, failed_passes=failed)
-    # The version of Prometheus' text format.
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
 

@@ -90,7 +90,6 @@ def create_token(database: Database, name: str, scopes: Sequence[str]) -> str:
 
 
 def list_tokens(database: Database) -> list[dict[str, Any]]:
-    """List name, scopes and creation time of all tokens."""
     with database.reading() as connection:
         shown = sa.select(tokens.c.name, tokens.c.scopes, tokens.c.created_at).order_by(tokens.c.name)
         return [dict(row) for row in connection.execute(shown).mappings()]
@@ -108,7 +107,6 @@ def count_tokens(database: Database) -> int:
 
 
 def caller_of(database: Database, token: str) -> Caller | None:
-    """Return the caller of a token; None if the token is unknown."""
     with database.reading() as connection:
         # Looked up by hash: it is indexed, and timing reveals nothing about a token.
         row = connection.execute(_BY_HASH, {"digest": _hash(token)}).mappings().first()

@@ -82,7 +82,6 @@ class Database:
         self._engine.dispose()
 
     def _create(self) -> None:
-        """Create missing tables and check the schema version."""
         try:
             with self.writing_one_at_a_time("schema") as connection:
                 metadata.create_all(connection)

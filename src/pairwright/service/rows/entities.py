@@ -53,7 +53,6 @@ def insert(connection: Connection, kind: str, namespace: str, name: str, documen
 
 
 def update(connection: Connection, kind: str, namespace: str, name: str, changes: Document) -> Document:
-    """Update fields of an entity, and return its document."""
     document = get(connection, kind, namespace, name)
     document.update(changes)
     document["updated_at"] = now()
@@ -66,7 +65,6 @@ def update(connection: Connection, kind: str, namespace: str, name: str, changes
 
 
 def delete(connection: Connection, kind: str, namespace: str, name: str) -> Document:
-    """Delete an entity, and return its document."""
     document = get(connection, kind, namespace, name)
     connection.execute(sa.delete(entities).where(*_key(kind, namespace, name)))
     return document

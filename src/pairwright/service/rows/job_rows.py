@@ -95,7 +95,6 @@ def refuse_taken_model(connection: Connection, model: str) -> None:
 
 
 def set_document(connection: Connection, identity: str, **changes: Any) -> None:
-    """Change fields of a job's document."""
     document = {**get(connection, identity)["document"], **changes}
     connection.execute(sa.update(jobs).where(jobs.c.id == identity).values(document=document))
 
@@ -157,7 +156,6 @@ def job_document(row: RowMapping, progress: Document | None = None) -> Document:
 
 
 def status_details(row: RowMapping, progress: Document | None = None) -> Document:
-    """Build the status of a job, without metrics."""
     known: Document = {**NOTHING_YET, **(progress or row["progress"])}
     if row["state"] == JobState.COMPLETED:
         known["percentage_done"] = 100.0

@@ -20,7 +20,6 @@ CHECKPOINT = ":ckpt-step-"  # between the name of a model and the step, as OpenA
 
 
 def check_name(value: str, field: str) -> str:
-    """Validate the name of a namespace, dataset, job or deployment."""
     if not _NAME.fullmatch(value) or ".." in value:
         raise Refusal(
             422,
@@ -85,7 +84,6 @@ def now() -> str:
 
 
 def age_seconds(moment: str) -> float:
-    """Return the seconds since a timestamp written by `now`."""
     return time.time() - datetime.fromisoformat(moment).timestamp()
 
 

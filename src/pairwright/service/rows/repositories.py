@@ -60,7 +60,6 @@ def delete_repository(connection: Connection, namespace: str, name: str) -> set[
 
 
 def head(connection: Connection, namespace: str, name: str, branch: str = MAIN) -> Commit:
-    """Return the newest commit of a branch."""
     _check_there(connection, namespace, name)
     oid = connection.scalar(sa.select(references.c.oid).where(*_reference(namespace, name, BRANCH, branch)))
     chosen = sa.select(commits).where(*_of(namespace, name))
@@ -161,7 +160,6 @@ def _move_branch(connection: Connection, namespace: str, name: str, branch: str,
 
 
 def _insert(connection: Connection, namespace: str, name: str, *, parent: str | None, title: str, tree: Tree) -> str:
-    """Insert a commit and return its id."""
     body, moment = msgspec.json.encode(tree), now()
     # Random bytes make ids unique even for equal trees in the same microsecond.
     parts = (namespace.encode(), name.encode(), (parent or "").encode(), moment.encode(), body, os.urandom(16))

@@ -63,7 +63,6 @@ def find_target(connection: Connection, config: str) -> Document:
 
 
 def config_document(target: Document) -> Document:
-    """Build the API document of a customization config from a target."""
     return {
         "id": target["id"].replace("cust-target", "cust-config"),
         "name": target["name"].partition("/")[2] or target["name"],
@@ -85,7 +84,6 @@ def config_document(target: Document) -> Document:
 
 
 def target_document(target: Document) -> Document:
-    """Build the API document of a target."""
     return {
         "id": target["id"],
         "name": target["target"].partition("/")[2] or target["target"],

@@ -73,7 +73,6 @@ def warnings_of(parameters: Hyperparameters, integrations: list[dict[str, Any]])
 
 
 def _check(parameters: Hyperparameters) -> None:
-    """Raise for hyperparameters that the trainer does not support."""
     if parameters.training_type not in TRAINING_TYPES:
         raise _refuse_value(
             "hyperparameters.training_type", f"got {parameters.training_type!r}, this service trains dpo and sft"

@@ -37,7 +37,6 @@ JobIs = Annotated[RowMapping, Depends(_readable_job)]
 
 
 def end_job(context: Context, job_id: str, caller: Caller, *, is_paused: bool) -> RowMapping:
-    """Cancel or pause a job, and return its row."""
     verb = "paused" if is_paused else "cancelled"
     with context.database.writing() as connection:
         row = find_job(connection, job_id, caller, write=True)

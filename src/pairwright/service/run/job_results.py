@@ -49,7 +49,6 @@ def file_id(job_id: str) -> str:
 
 
 def format_metrics(run_folder: Path) -> bytes:
-    """Return the curves of a run as CSV."""
     steps: dict[int, dict[str, float]] = {}
     for name, points in job_progress.read_metrics(run_folder, max_points=2**31).items():
         column = f"valid_{name.removeprefix('val_')}" if name.startswith("val_") else name

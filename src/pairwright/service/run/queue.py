@@ -108,7 +108,6 @@ class JobQueue:
         return self._run(row) / local.PROCESS
 
     def _start(self, row: RowMapping) -> None:
-        """Write the inputs of a job and launch its worker."""
         moved = self._move(
             row,
             JobState.RUNNING,
@@ -170,7 +169,6 @@ class JobQueue:
             connection.execute(sa.update(rows).where(rows.c.id == row["id"]).values(values))
 
     def _close(self, row: RowMapping, *, is_recovery: bool) -> None:
-        """Move a job whose worker is gone to its next state."""
         new, message, detail = self._outcome(row, is_recovery=is_recovery)
         progress = self._progress(row, is_completed=new is JobState.COMPLETED)
         values: dict[str, Any] = {

@@ -143,7 +143,6 @@ def check_source(source: Source, training_type: str, context: Context) -> None:
 
 
 def _job_document(connection: Connection, body: JobBody, namespace: str, source: Source, identity: str) -> Document:
-    """Return the document of a new job on a dataset."""
     section = train_section(body.hyperparameters)
     target, max_seq_length, config_warnings = _config(connection, body)
     return {
