@@ -22,13 +22,11 @@ from starlette.routing import Route
 from pairwright.engines.listening import is_foreign, read_body, wait_for_disconnect
 from pairwright.generate import Batcher, Engine
 from pairwright.records.messages import Json
-from pairwright.serve.engine_requests import chat_request, completion_requests
+from pairwright.serve.engine_requests import chat_request, completion_requests, limit_templates
 from pairwright.serve.event_stream import chat_events, completion_events
-from pairwright.serve.limited_chat import limit_templates
-from pairwright.serve.openai_answers import chat_answer, completion_answer, envelope
+from pairwright.serve.openai_answers import TokenTexts, chat_answer, completion_answer, envelope
 from pairwright.serve.openai_errors import Refused, broken, invalid
 from pairwright.serve.openai_schema import ChatAsked, CompletionAsked
-from pairwright.serve.token_texts import TokenTexts
 
 Asked = TypeVar("Asked", ChatAsked, CompletionAsked)
 _SMALL_BODY = 65_536
