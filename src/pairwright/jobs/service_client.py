@@ -108,10 +108,8 @@ class ServiceClient:
         if response.status_code in _AGAIN:
             raise Unreachable(f"{where}: {response.status_code}: {_words(response)}")
         if response.status_code in (401, 403):
-            raise ServiceError(
-                f"{where}: {response.status_code}: {_words(response)}: check {self._token_keys}",
-                status=response.status_code,
-            )
+            message = f"{where}: {response.status_code}: {_words(response)}: check {self._token_keys}"
+            raise ServiceError(message, status=response.status_code)
         if not response.is_success:
             raise ServiceError(f"{where}: {response.status_code}: {_words(response)}", status=response.status_code)
         return response

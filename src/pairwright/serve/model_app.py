@@ -230,22 +230,14 @@ def _check_token(server: ModelServer, request: Request) -> None:
     header = request.headers.get("authorization", "")
     # Constant time, so that timing reveals nothing about the token.
     if not hmac.compare_digest(header.encode(), f"Bearer {server.token}".encode()):
-        raise Refused(
-            "a valid token is needed: Authorization: Bearer TOKEN",
-            status=401,
-            kind="authentication_error",
-            code="invalid_api_key",
-        )
+        message = "a valid token is needed: Authorization: Bearer TOKEN"
+        raise Refused(message, status=401, kind="authentication_error", code="invalid_api_key")
 
 
 def _check_name(server: ModelServer, name: str) -> None:
     if name not in server.names:
-        raise Refused(
-            f"no model {name!r} here; this server has {', '.join(server.names)}",
-            status=404,
-            param="model",
-            code="model_not_found",
-        )
+        message = f"no model {name!r} here; this server has {', '.join(server.names)}"
+        raise Refused(message, status=404, param="model", code="model_not_found")
 
 
 def _card(server: ModelServer, name: str) -> Json:

@@ -119,11 +119,8 @@ def _check_fit(patient: Patient) -> Iterator[Finding]:
             return
     odd = sum(dataset.refused.values()) + sum(dataset.noted.get(reason, 0) for reason in UNFAITHFUL)
     if odd:
-        yield wrong(
-            "dataset",
-            f"as {target}: {dataset}",
-            "the page Exports of the documentation has the reasons; the local backend has no such limits",
-        )
+        way_out = "the page Exports of the documentation has the reasons; the local backend has no such limits"
+        yield wrong("dataset", f"as {target}: {dataset}", way_out)
     else:
         yield fine("dataset", f"as {target}: {dataset}")
 
@@ -252,11 +249,8 @@ def check_programs(patient: Patient) -> Iterator[Finding]:
     wanted = {"trl": backend.trl.command[:1], "nemo-rl": ("uv",)}
     for program in wanted.get(backend.name, ()):
         if shutil.which(program) is None:
-            yield wrong(
-                "programs",
-                f"{program}: not found",
-                "install it, or write the files with --no-launch and run them elsewhere",
-            )
+            way_out = "install it, or write the files with --no-launch and run them elsewhere"
+            yield wrong("programs", f"{program}: not found", way_out)
         else:
             yield fine("programs", f"{program}: found")
 

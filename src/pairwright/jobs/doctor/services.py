@@ -28,11 +28,8 @@ def _check_endpoint(name: str, policy: ModelConfig) -> Iterator[Finding]:
         if folder.is_dir() or is_gguf(folder):
             yield fine(name, f"{folder}: a local model")
         else:
-            yield wrong(
-                name,
-                f"{folder}: no such folder or GGUF file",
-                f"set {name}.base_url for an endpoint, or {name}.model to a folder",
-            )
+            way_out = f"set {name}.base_url for an endpoint, or {name}.model to a folder"
+            yield wrong(name, f"{folder}: no such folder or GGUF file", way_out)
         return
     try:
         import httpx
@@ -51,11 +48,8 @@ def _check_endpoint(name: str, policy: ModelConfig) -> Iterator[Finding]:
         yield wrong(name, f"{url}: {type(error).__name__}: {error}", f"start the endpoint, or correct {name}.base_url")
         return
     if answer.status_code in (401, 403):
-        yield wrong(
-            name,
-            f"{url}: {answer.status_code}: the token was refused",
-            f"set {name}.api_key_env to the variable that has it",
-        )
+        message = f"{url}: {answer.status_code}: the token was refused"
+        yield wrong(name, message, f"set {name}.api_key_env to the variable that has it")
     # Not every endpoint has this route.
     elif not answer.is_success:
         yield untold(name, f"{url}: answers {answer.status_code}; it may not list its models")
@@ -72,11 +66,8 @@ def _check_name(name: str, policy: ModelConfig, answer: object) -> Iterator[Find
     if policy.model in listed:
         yield fine(name, f"{policy.base_url}: answers and has {policy.model}")
     else:
-        yield wrong(
-            name,
-            f"{policy.base_url}: has no {policy.model!r}, but {', '.join(map(str, listed[:5]))}",
-            f"set {name}.model to one of these",
-        )
+        message = f"{policy.base_url}: has no {policy.model!r}, but {', '.join(map(str, listed[:5]))}"
+        yield wrong(name, message, f"set {name}.model to one of these")
 
 
 def check_service(patient: Patient) -> Iterator[Finding]:
@@ -97,20 +88,14 @@ def check_service(patient: Patient) -> Iterator[Finding]:
             return
         except ServiceError as error:
             tokens, place = "hf_token and backend.nemo_customizer.api_token", "entity_host: is it such a service?"
-            yield wrong(
-                "service",
-                str(error),
-                f"check backend.nemo_customizer.{tokens if error.status in (401, 403) else place}",
-            )
+            way_out = f"check backend.nemo_customizer.{tokens if error.status in (401, 403) else place}"
+            yield wrong("service", str(error), way_out)
             return
         yield fine("service", f"{api.host}: answers and accepts us")
         # An empty list does not mean that the service cannot tune the model.
         if wanted and listed and wanted not in listed:
-            yield wrong(
-                "service",
-                f"{wanted}: not among what it tunes: {', '.join(listed[:10])}",
-                "set backend.nemo_customizer.customization_config to one of these",
-            )
+            way_out = "set backend.nemo_customizer.customization_config to one of these"
+            yield wrong("service", f"{wanted}: not among what it tunes: {', '.join(listed[:10])}", way_out)
         elif wanted and listed:
             yield fine("service", f"it tunes {wanted}")
         yield from _check_store(api.datastore_host, f"{settings.namespace}/{settings.dataset_name}", api.hf_token)
@@ -153,11 +138,8 @@ def _check_store(host: str, dataset: str, token: str | None) -> Iterator[Finding
     # Hubs respond with 401 and RepoNotFound to an unknown repository, even if the token is valid.
     is_unknown = "RepoNotFound" in answer.headers.get("x-error-code", "")
     if answer.status_code in (401, 403) and not is_unknown:
-        yield wrong(
-            "data store",
-            f"{host}: {answer.status_code}: the token may not use {dataset}",
-            "check backend.nemo_customizer.hf_token and namespace",
-        )
+        message = f"{host}: {answer.status_code}: the token may not use {dataset}"
+        yield wrong("data store", message, "check backend.nemo_customizer.hf_token and namespace")
     elif answer.status_code >= 500:
         yield wrong("data store", f"{host}: answers {answer.status_code}", "look at the data store's log")
     else:

@@ -45,11 +45,8 @@ class Caller:
         """Raise a 403 refusal unless the caller has read (or write) access to a namespace."""
         if not self.may(namespace, write=write):
             verb = "change" if write else "read"
-            raise Refusal(
-                403,
-                "forbidden_namespace",
-                f"the token {self.name!r} may not {verb} namespace {namespace!r}: ask for a token with that scope",
-            )
+            message = f"the token {self.name!r} may not {verb} namespace {namespace!r}: ask for a token with that scope"
+            raise Refusal(403, "forbidden_namespace", message)
 
     @property
     def namespaces(self) -> list[str] | None:

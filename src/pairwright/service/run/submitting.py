@@ -270,11 +270,8 @@ def _files(commit: Commit, source: str) -> list[Document]:
         if split is not None
     ]
     if not any(file["split"] == "train" and file["size"] for file in files):
-        raise Refusal(
-            422,
-            "no_training_file",
-            f"dataset: {source} has no training/*.jsonl with rows: upload training/training_file.jsonl",
-        )
+        message = f"dataset: {source} has no training/*.jsonl with rows: upload training/training_file.jsonl"
+        raise Refusal(422, "no_training_file", message)
     return files
 
 
