@@ -13,7 +13,7 @@ from jobs.made_pairs import pair, pair_with_tool_results, pairs_table
 from pairwright import Experience, Message, Table, ToolCall
 from pairwright.cli import app
 from pairwright.config import Config
-from pairwright.jobs import service_client
+from pairwright.jobs import service_backend
 from pairwright.jobs.doctor import diagnosis
 from pairwright.jobs.doctor.memory import Shape, Size, generation_needs, model_size, needs
 from serve.served_models import served, tiny_engine
@@ -27,7 +27,7 @@ def model(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(service_client, "_PAUSES", (0.01, 0.01))
+    monkeypatch.setattr(service_backend, "_PAUSES", (0.01, 0.01))
 
 
 def found(config=None, *arguments):

@@ -115,10 +115,9 @@ class PackedRunner:
         return self._tree.make_room(num_tokens, in_use)
 
     def advance(self, parent: Numbers, last: Numbers) -> tuple[Any, list[Fill]]:
-        """Continue rows `parent`, each with its token in `last`; other rows end.
+        """Continue rows `parent`, each with its token in `last`; other rows end. Return logits and completed prompts.
 
-        Returns the logits of these rows, followed by those of completed prompts, and these prompts. Together they are
-        the rows of the next call.
+        The logits are those of these rows, then those of the prompts: together the rows of the next call.
         """
         import torch
 

@@ -162,10 +162,7 @@ class Scheduler:
                 del self._queues[group]
 
     def _start_one(self, queue: deque[_Entry], *, is_forced: bool) -> int | None:
-        """Start the first entry of a queue that can start now; return its number of choices, None if none can.
-
-        An entry that waits for a prefix shared with another prompt does not block later entries.
-        """
+        """Start the first entry of a queue that can start now; return its number of choices, None if none can."""
         for place in range(min(len(queue), 512)):
             entry = queue[place]
             key = entry.tokens.tobytes()
@@ -177,7 +174,7 @@ class Scheduler:
                 prompt = self._runner.start(entry.tokens, users=users, room=room, is_forced=is_forced)
                 if prompt == "memory":
                     return None
-                if prompt == "shared":
+                if prompt == "shared":  # waits for another prompt, but does not block later entries
                     continue
                 self._fills[key] = (prompt, [entry])
             del queue[place]

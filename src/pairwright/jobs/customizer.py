@@ -31,8 +31,7 @@ from pairwright.jobs.job import (
     read_job,
     write_job,
 )
-from pairwright.jobs.service_backend import Dialect
-from pairwright.jobs.service_client import as_number, require_field
+from pairwright.jobs.service_backend import Dialect, as_number, require_field
 from pairwright.paths import write_bytes
 from pairwright.records.messages import Json
 

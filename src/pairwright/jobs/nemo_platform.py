@@ -14,8 +14,7 @@ from pairwright.config.platform_config import NemoPlatformConfig
 from pairwright.errors import ConfigError
 from pairwright.jobs.dataset import Dataset, write_dataset
 from pairwright.jobs.job import BackendError, Job, JobState, Say, Status, Unreachable
-from pairwright.jobs.service_backend import Dialect
-from pairwright.jobs.service_client import as_number, innermost, require_field
+from pairwright.jobs.service_backend import Dialect, as_number, innermost, require_field
 from pairwright.records.messages import Json
 
 _TRAINING_STEP = "dpo-training"

@@ -179,10 +179,7 @@ def _progress(folder: Path, job: Job) -> Status:
 
 
 def num_longer(pairs: Path, model: str, *, limit: int) -> int | None:
-    """Count the pairs with a side of more than `limit` tokens including the prompt.
-
-    Returns None if the tokenizer is not available locally.
-    """
+    """Count the pairs with a side of more than `limit` tokens including the prompt; None without a local tokenizer."""
     if not Path(model).is_dir():
         return None
     tokenizer = ChatTokenizer.from_folder(model)

@@ -56,10 +56,9 @@ def check_tokens(patient: Patient) -> Iterator[Finding]:
 
 
 def _check_calls(folder: Path, options: TokensConfig) -> Finding | None:
-    """Return a finding if the template drops tool calls of a table, else None. For templates that render no calls.
+    """Return a finding if a template that renders no calls drops tool calls of a table, else None.
 
-    Calls are counted in the whole table. Recorded token ids are trained regardless of the template, so a sample of the
-    records with calls is encoded to see whether they are refused.
+    A sample of the records with calls is encoded, since recorded token ids are trained regardless of the template.
     """
     num_calls, num_rows = _count_calls(folder)
     if not num_calls:

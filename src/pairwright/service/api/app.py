@@ -100,8 +100,7 @@ def create_app(context: Context, *, supervise: bool = True) -> FastAPI:
 class Supervisor:
     """Background thread that brings jobs and deployments into the state of the database, until the service stops.
 
-    Runs a pass on every tick, or when woken. An error in a pass (full disk, database unavailable) is logged, and the
-    next pass retries; the thread runs until the service stops.
+    Runs a pass on every tick, or when woken. An error in a pass (full disk, database unavailable) is logged.
     """
 
     def __init__(self, context: Context) -> None:

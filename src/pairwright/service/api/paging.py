@@ -39,10 +39,7 @@ class Paging:
         return self.sort.startswith("-")
 
     def parts(self, known: Iterable[str], *, has_bounds: bool = True) -> Iterator[tuple[str, str, list[str]]]:
-        """Yield key, bound (gte or lte, of a time, else "") and values of each filter.
-
-        Raises a refusal for a filter that is not in `known`, and for bounds unless `has_bounds`.
-        """
+        """Yield key, bound (gte or lte, of a time, else "") and values of each filter; refuse unknown filters."""
         known = sorted(known)
         for name, value in self.filters.items():
             key, _, bound = name.partition(".")
@@ -92,11 +89,8 @@ PagingIs = Annotated[Paging, Depends(paging)]
 def page_of(documents: Sequence[Document], asked: Paging, *names: str, **paths: str) -> Response:
     """Filter and sort documents in memory, and return one page.
 
-    Args:
-        documents: all documents that the caller may read.
-        asked: the page, order and filters of the request.
-        *names: fields that can be filtered by.
-        **paths: further filters, with the dotted path of their field; lists match by any item.
+    names: fields that can be filtered by.
+    paths: further filters, with the dotted path of their field; lists match by any item.
     """
     filters = dict(zip(names, names, strict=True)) | paths
     matching = [document for document in documents if matches(document, asked, filters)]

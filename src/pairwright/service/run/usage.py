@@ -14,10 +14,7 @@ from pairwright.service.rows.schema import jobs as job_table
 
 
 def check_quota(context: Context, namespace: str, num_new: int) -> None:
-    """Raise a 413 refusal if `num_new` more bytes would exceed the quota of a namespace.
-
-    Uploaded files, each counted once, and the folders of its jobs count.
-    """
+    """Raise a 413 refusal if `num_new` more bytes of files and job folders would exceed the quota of a namespace."""
     quota = context.settings.quota_bytes
     if quota is None:
         return
