@@ -230,7 +230,6 @@ class Scheduler:
             self._put_back(row >= len(keys) // 2)
 
     def _open_rows(self, prompts: list[Any]) -> None:
-        """Open the choices of complete prompts, with rows after all others."""
         entries, rows = [], []
         first = int(self._row.max()) + 1 if len(self._row) else 0
         for row, prompt in enumerate(prompts, first):
@@ -251,7 +250,6 @@ class Scheduler:
         self._settings = self._settings[is_open]
 
     def _draw(self) -> None:
-        """Sample and store one token for every open choice, and end those that are complete."""
         import torch
 
         settings, logits = self._settings, self._logits
@@ -313,7 +311,6 @@ class Scheduler:
             )
 
     def _top_logprobs(self) -> list[tuple[tuple[int, float], ...]]:
-        """Return the most likely (id, log-probability) for each open choice, as many as requested."""
         num_top = self._settings["num_top"]
         size = min(int(num_top.max()), self._logits.shape[-1])
         rows = np.unique(self._row[num_top > 0])
@@ -351,7 +348,6 @@ class Scheduler:
         )
 
     def _drop_cancelled(self) -> None:
-        """End the choices of cancelled requests in rows, prompts in progress and queues."""
         places = [place for place, choice in enumerate(self._open) if choice.ticket.is_cancelled]
         if places:
             is_open = np.ones(len(self._open), bool)

@@ -83,7 +83,6 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
 
 
 def states_before(new: JobState) -> list[JobState]:
-    """Return the states with a direct transition to `new`."""
     return [state for state, following in TRANSITIONS.items() if new in following]
 
 

@@ -17,17 +17,7 @@ from pairwright.errors import ConfigError, PairwrightError
 from pairwright.export.chat_lines import Unfit, chat_message
 from pairwright.jobs import process
 from pairwright.jobs.dataset import UNFAITHFUL, Dataset, write_dataset
-from pairwright.jobs.job import (
-    BackendError,
-    Job,
-    JobRequest,
-    JobState,
-    Say,
-    Status,
-    change_job,
-    new_job,
-    write_yaml,
-)
+from pairwright.jobs.job import BackendError, Job, JobRequest, JobState, Say, Status, change_job, new_job, write_yaml
 from pairwright.jobs.local import LOCAL, PROCESS, launch, process_status
 from pairwright.jobs.nemo_rl_config import nemo_rl_config
 from pairwright.jobs.translation import has_curriculum_order, model_folder, refuse_options
@@ -131,7 +121,6 @@ def refuse_unfaithful(dataset: Dataset, settings: NemoRlConfig) -> None:
 
 
 def _check(config: Config, request: JobRequest, settings: NemoRlConfig) -> None:
-    """Raise for options that NeMo RL does not support and, if launching, for missing programs and settings."""
     refuse_untranslatable(config.train)
     if request.launch:
         if settings.directory is None:

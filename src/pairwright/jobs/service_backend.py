@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
+from urllib.parse import quote
 
 from pairwright.config import Config
 from pairwright.config.customizer_config import NemoCustomizerConfig
@@ -86,6 +87,7 @@ class Dialect(ABC):
     token_keys: ClassVar[str]
 
     settings: Settings
+    jobs_path: str
 
     @classmethod
     def settings_of(cls, config: Config) -> Settings:
@@ -138,20 +140,23 @@ class Dialect(ABC):
         """Find a job by the unique name in its details; None if there is none."""
 
     @abstractmethod
-    def job_status(self, job_id: str) -> Json:
-        """Return the status document of a job."""
-
-    @abstractmethod
-    def cancel_job(self, job_id: str) -> Json:
-        """Ask the service to cancel a job. Returns a document with its `status`."""
-
-    @abstractmethod
     def new_log_lines(self, job_id: str, position: Any) -> tuple[list[str], Any]:
         """Return the log lines after `position` (None: the start) and the position after them."""
 
     @abstractmethod
     def to_status(self, state: JobState, answer: Json) -> Status:
         """Convert a status document."""
+
+    def job_path(self, job_id: str, what: str) -> str:
+        return f"{self.jobs_path}/{quote(job_id, safe='')}/{what}"
+
+    def job_status(self, job_id: str) -> Json:
+        """Return the status document of a job."""
+        return self._got(self.job_path(job_id, "status"))
+
+    def cancel_job(self, job_id: str) -> Json:
+        """Ask the service to cancel a job. Returns a document with its `status`."""
+        return self._sent("POST", self.job_path(job_id, "cancel"))
 
     def new_details(self, answer: Json) -> Json:
         """Return the details that the document of a created job adds."""
@@ -335,14 +340,14 @@ class Dialect(ABC):
             raise Unreachable(f"{where}: {type(error).__name__}: {error}") from error
         finally:
             _IS_POLLING.reset(polling)
+        if response.is_success:
+            return response
+        message = f"{where}: {response.status_code}: {_words(response)}"
         if response.status_code in _AGAIN:
-            raise Unreachable(f"{where}: {response.status_code}: {_words(response)}")
+            raise Unreachable(message)
         if response.status_code in (401, 403):
-            message = f"{where}: {response.status_code}: {_words(response)}: check {self.token_keys}"
-            raise ServiceError(message, status=response.status_code)
-        if not response.is_success:
-            raise ServiceError(f"{where}: {response.status_code}: {_words(response)}", status=response.status_code)
-        return response
+            message += f": check {self.token_keys}"
+        raise ServiceError(message, status=response.status_code)
 
 
 def _retry(send: Callable[[], Answer]) -> Answer:

@@ -16,17 +16,7 @@ from pairwright.errors import ConfigError
 from pairwright.export.exporter import begins_with_text
 from pairwright.jobs import process
 from pairwright.jobs.dataset import Dataset, with_split
-from pairwright.jobs.job import (
-    BackendError,
-    Job,
-    JobRequest,
-    JobState,
-    Say,
-    Status,
-    change_job,
-    new_job,
-    write_yaml,
-)
+from pairwright.jobs.job import BackendError, Job, JobRequest, JobState, Say, Status, change_job, new_job, write_yaml
 from pairwright.jobs.local import LOCAL, PROCESS, launch, process_status, serve_result
 from pairwright.jobs.translation import (
     has_curriculum_order,
@@ -212,7 +202,6 @@ def _check(train: TrainConfig, options: Json) -> str:
 
 
 def _progress(folder: Path, job: Job) -> Status:
-    """Read the progress from trainer_state.json of the newest checkpoint."""
     # Sorted by time: checkpoint-10 would sort before checkpoint-9 by name.
     states = sorted((folder / "model").glob("checkpoint-*/trainer_state.json"), key=lambda path: path.stat().st_mtime)
     state: Json = {}

@@ -108,7 +108,6 @@ def read_tensor(tensor: Any, heads: int | None) -> NDArray[np.float32]:
 
 
 def _field(fields: Json, name: str, file: Path, default: Any = None) -> Any:
-    """Return a metadata value of the model's family."""
     value = fields.get(f"{fields['general.architecture']}.{name}", default)
     if value is None:
         raise ConvertError(f"{file}: has no {fields['general.architecture']}.{name}")

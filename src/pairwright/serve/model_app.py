@@ -108,14 +108,10 @@ async def completions(server: ModelServer, request: Request) -> Response:
     head = envelope("text_completion", "cmpl", asked.model)
     if asked.stream:
         return _stream(server, completion_events(server.batcher, wanted, asked, head, server.texts))
-    results = await _while_connected(request, _all(server.batcher, wanted))
+    group = object()  # one per request, for fair scheduling among requests
+    work = asyncio.gather(*(server.batcher.submit(item, group=group) for item in wanted))
+    results = await _while_connected(request, work)
     return JSONResponse(completion_answer(head, asked, results, [item.prompt for item in wanted], server.texts))
-
-
-async def _all(batcher: Batcher, wanted: list[Any]) -> list[Any]:
-    # one group per request, for fair scheduling among requests
-    group = object()
-    return list(await asyncio.gather(*(batcher.submit(item, group=group) for item in wanted)))
 
 
 def _bound(server: ModelServer, handler: Handler) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -176,7 +172,6 @@ def _parse(body: bytes, shape: type[Asked]) -> Asked:
 
 
 async def _body(server: ModelServer, request: Request) -> bytes:
-    """Read the request body. Raises Refused if it is above the size limit or compressed."""
     limit = server.max_body_bytes
     too_large = Refused(f"the body has more than {limit:,} bytes", status=413, code="body_too_large")
     claimed = request.headers.get("content-length", "0")
@@ -191,7 +186,7 @@ async def _body(server: ModelServer, request: Request) -> bytes:
     return body
 
 
-async def _while_connected(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
+async def _while_connected(request: Request, work: Awaitable[Any]) -> Any:
     """Await `work`, and cancel it if the client disconnects."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(wait_for_disconnect(request))

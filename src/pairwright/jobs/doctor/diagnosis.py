@@ -85,7 +85,6 @@ def check_pairs(patient: Patient) -> Iterator[Finding]:
 
 
 def _check_fit(patient: Patient) -> Iterator[Finding]:
-    """Check that the pairs can be exported for the backend without loss."""
     import tempfile
 
     from pairwright.jobs.dataset import UNFAITHFUL, write_dataset
@@ -256,7 +255,6 @@ def check_programs(patient: Patient) -> Iterator[Finding]:
 
 
 def _size_if_local(patient: Patient) -> Size | None:
-    """Return the size of the model if it is trained on this machine, else None."""
     if patient.model is None or patient.config.backend.name not in ("local", "trl"):
         return None
     folder = Path(patient.model)

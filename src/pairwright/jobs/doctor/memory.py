@@ -86,7 +86,6 @@ def needs(size: Size, train: TrainConfig) -> Needs:
 
 
 def _activations(shape: Shape | None, train: TrainConfig) -> int:
-    """Return the bytes of activations for the backward pass of one micro-batch."""
     if shape is None:
         return 0
     # Values that a layer keeps per token. Model width: its input, two norms (input and output in float32), queries,

@@ -82,7 +82,6 @@ def _has_calls(item: Item) -> bool:
 
 
 def _check_items(where: str, items: Iterator[Item], options: TokensConfig) -> Iterator[Finding]:
-    """Encode items, and report refusals and fields missing from the prompts."""
     sample = list(items)
     if not sample:
         return

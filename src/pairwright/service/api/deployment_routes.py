@@ -120,7 +120,6 @@ def delete_deployment(namespace: Writable, name: ValidName, context: ContextIs) 
 
 
 def _check_config(connection: sa.Connection, body: Served, caller: Caller, context: Context) -> None:
-    """Raise a 422 refusal unless a config has a known model or an allowed endpoint."""
     is_update = isinstance(body, DeploymentConfigUpdate)
     if body.external_endpoint is not None:
         check_endpoint(body.external_endpoint.host_url, context.settings)
@@ -135,7 +134,6 @@ def _check_config(connection: sa.Connection, body: Served, caller: Caller, conte
 def _served(
     connection: sa.Connection, config: str | InlineConfig, caller: Caller, context: Context
 ) -> tuple[str, Document]:
-    """Return the model that a config serves, and the fields of its deployment."""
     if isinstance(config, str):
         namespace, name = split_reference(config, "config")
         caller.check(namespace, write=False)

@@ -212,7 +212,6 @@ def _deploy(context: Context, caller: Caller, model: str) -> RowMapping:
 
 
 def _make_room(connection: sa.Connection, context: Context) -> None:
-    """Stop the least recently used automatic deployment if all places are taken."""
     served = deployments.served_here(connection)
     automatic = [row for row in served if row["name"].startswith(AUTOMATIC)]
     if len(served) >= context.settings.max_deployments and automatic:
@@ -240,7 +239,6 @@ def _refuse_unready(row: RowMapping) -> None:
 
 
 async def _forward(request: Request, context: Context, row: RowMapping, path: str, body: bytes) -> Response:
-    """Proxy a request to the server of a deployment and stream the response."""
     client: httpx.AsyncClient = request.app.state.client
     headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
     if row["port"] == EXTERNAL:

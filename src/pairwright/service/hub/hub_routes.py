@@ -191,7 +191,6 @@ def _repository(body: RepositoryBody) -> tuple[str, str]:
 
 
 def _commit_body(context: Context, namespace: str, name: str, body: Path, branch: str) -> str:
-    """Apply the body of a commit request to the head of a branch. Returns the commit id."""
     check_quota(context, namespace, body.stat().st_size * 3 // 4)
 
     def changed(tree: Tree) -> Tree:

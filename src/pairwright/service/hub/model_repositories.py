@@ -48,7 +48,6 @@ def _find(connection: Connection, settings: Settings, namespace: str, name: str,
 
 
 def _versions(connection: Connection, namespace: str, name: str) -> dict[str, RowMapping]:
-    """Return the versions of a model with the jobs that made them, newest first. Raises a 404 refusal without any."""
     full = f"{namespace}/{name}"
     is_named = sa.or_(rows.c.output_model == full, rows.c.output_model.startswith(f"{full}@", autoescape=True))
     chosen = sa.select(rows).where(is_named, rows.c.state == JobState.COMPLETED).order_by(rows.c.number.desc())
@@ -64,7 +63,6 @@ def _references(connection: Connection, namespace: str, name: str) -> tuple[dict
 
 
 def _list_all(connection: Connection) -> Iterator[tuple[str, str, Commit]]:
-    """Yield the repositories with their newest version, whose files are not read."""
     known: set[str] = set()
     chosen = sa.select(rows).where(rows.c.state == JobState.COMPLETED, rows.c.output_model != "")
     for row in connection.execute(chosen.order_by(rows.c.number.desc())).mappings():

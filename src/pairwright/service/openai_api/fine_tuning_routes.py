@@ -296,7 +296,6 @@ def _checkpoints(row: RowMapping, context: Context) -> list[Document]:
 
 
 def _metrics_by_step(folder: Path) -> dict[int, tuple[str | None, Document]]:
-    """Return the time and metrics of each logged step, under OpenAI's names."""
     steps: dict[int, tuple[str | None, Document]] = {}
     for name, points in job_progress.read_metrics(folder).items():
         for point in points:

@@ -113,7 +113,6 @@ def _settings(folder: Path) -> Document:
 
 
 def _weights(folder: Path) -> tuple[int, str]:
-    """Return the number of parameters and the most common precision."""
     try:
         counts = count_parameters(folder)
     except (OSError, SafetensorError) as error:

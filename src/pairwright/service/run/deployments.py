@@ -81,7 +81,6 @@ class Deployments:
             return list(connection.execute(chosen).mappings())
 
     def _look_after(self, row: RowMapping) -> None:
-        """Start, check or stop the server of a deployment, according to its state."""
         folder = self._settings.deployment_folder(row["id"])
         state, alive = DeploymentState(row["state"]), process.is_alive(folder)
         if state is DeploymentState.FAILED:
@@ -104,7 +103,6 @@ class Deployments:
                 self._move(row, DeploymentState.PENDING, "does not answer")
 
     def _start(self, row: RowMapping) -> None:
-        """Start the model server on a free port; fail the deployment after too many starts."""
         folder = self._settings.deployment_folder(row["id"])
         if row["starts"] >= MAX_STARTS:
             self._fail(row, f"the model server ended {row['starts']} times")
@@ -137,7 +135,6 @@ class Deployments:
             return connection.execute(sa.update(rows).where(rows.c.id == row["id"]).values(values)).rowcount == 1
 
     def _end_deleted(self, known: set[str]) -> None:
-        """Stop the servers of deleted deployments, and remove their folders."""
         if not self._settings.deployments.is_dir():
             return
         for folder in self._settings.deployments.iterdir():
@@ -218,9 +215,7 @@ def answers(port: int, secret: str) -> bool:
     url, headers = f"http://127.0.0.1:{port}/v1/models", {"authorization": f"Bearer {secret}"}
     try:
         # Without verification no certificates are loaded, and trust_env=False: loopback is never behind a proxy.
-        answer = httpx.get(
-            f"http://127.0.0.1:{port}/v1/models", headers=headers, timeout=2, verify=False, trust_env=False
-        )
+        answer = httpx.get(url, headers=headers, timeout=2, verify=False, trust_env=False)
     except httpx.HTTPError:
         return False
     return answer.status_code == 200

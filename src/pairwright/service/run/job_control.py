@@ -40,17 +40,15 @@ def end_job(context: Context, job_id: str, caller: Caller, *, is_paused: bool) -
     verb = "paused" if is_paused else "cancelled"
     with context.database.writing() as connection:
         row = find_job(connection, job_id, caller, write=True)
-        is_active = row["state"] in (*jobs.WAITING, JobState.RUNNING)
-        if is_active:
+        if row["state"] in (JobState.FAILED, JobState.COMPLETED):
+            raise Refusal(409, "job_ended", f"job {job_id} is {row['state']}: there is nothing to cancel")
+        # Pausing a job that is being cancelled changes nothing.
+        if not is_paused or row["state"] in (*jobs.WAITING, JobState.RUNNING):
             jobs.set_document(connection, job_id, is_paused=is_paused)
         if row["state"] in jobs.WAITING:
             jobs.move(connection, job_id, JobState.CANCELLED, f"{verb} by {caller.name}")
         elif row["state"] == JobState.RUNNING:
             jobs.move(connection, job_id, JobState.CANCELLING, f"to be {verb}, asked for by {caller.name}")
-        elif row["state"] not in (JobState.CANCELLING, JobState.CANCELLED):
-            raise Refusal(409, "job_ended", f"job {job_id} is {row['state']}: there is nothing to cancel")
-        elif not is_paused:
-            jobs.set_document(connection, job_id, is_paused=False)
         row = jobs.get(connection, job_id)
     context.wake.set()
     return row

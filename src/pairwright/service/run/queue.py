@@ -198,7 +198,6 @@ class JobQueue:
             memory.pop(row["id"], None)
 
     def _outcome(self, row: RowMapping, *, is_recovery: bool) -> tuple[JobState, str, str | None]:
-        """Return state, message and detail of a job whose worker is gone."""
         folder = self._run(row)
         run = read_status(folder, strict=False)
         if run is not None and run.state == "completed" and local.result_folder(folder).is_dir():

@@ -233,7 +233,6 @@ def _reference(dataset: str | DatasetReference) -> DatasetReference:
 
 
 def _source(connection: Connection, reference: DatasetReference, caller: Caller) -> Source:
-    """Look up the dataset of a request. Raises a refusal if it is missing or has no training file."""
     url = reference.files_url
     if url is None:
         if reference.name is None:
@@ -261,7 +260,6 @@ def _source(connection: Connection, reference: DatasetReference, caller: Caller)
 
 
 def _files(commit: Commit, source: str) -> list[Document]:
-    """List the training and validation files of a commit, in order."""
     files = [
         {"path": path, "split": split, "sha256": blob.sha256, "size": blob.size}
         for path, blob in commit.tree.items()

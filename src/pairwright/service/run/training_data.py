@@ -124,7 +124,6 @@ def _check_role(message: Message, path: str, line: int | None) -> None:
 
 
 def _has_preferences(blob: Path, layout: Layout) -> bool:
-    """Return whether the first readable record in this layout is a preference."""
     records: Iterator[Experience | Rejected] = read_file(blob, layout, _OPTIONS)
     first = next((record for record in islice(records, 20) if isinstance(record, Experience)), None)
     return first is not None and first.chosen is not None and first.rejected is not None
