@@ -69,7 +69,6 @@ class JobState(StrEnum):
     COMPLETED = "completed"
 
 
-# States without further transitions.
 FINAL = frozenset({JobState.CANCELLED, JobState.FAILED, JobState.COMPLETED})
 # State transitions. A running job becomes pending again if a scheduler requeues it or the service restarts.
 TRANSITIONS: dict[JobState, frozenset[JobState]] = {

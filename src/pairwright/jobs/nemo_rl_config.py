@@ -29,7 +29,6 @@ def nemo_rl_config(config: Config, dataset: Dataset, *, model: str, output: Path
     num_gpus = settings.gpus_per_node * settings.num_nodes
     size, _ = micro_batch(train, num_gpus=num_gpus, trainer="NeMo RL")
     per_epoch = steps_per_epoch(dataset.num_training, train, keeps_rest=False)
-    # One micro batch on each GPU.
     validated = max(size * num_gpus, 1)
     # No `split`: NeMo RL uses the only split of a JSONL file, and rejects null.
     source: Json = {"dataset_name": _CLASSES[settings.dataset]}
@@ -173,7 +172,6 @@ def _scheduler(train: TrainConfig, num_steps: int) -> list[Json]:
     return [
         {"name": "torch.optim.lr_scheduler.LinearLR", "kwargs": warmup},
         after[train.schedule],
-        # The step at which the next scheduler takes over.
         {"milestones": [train.warmup_steps]},
     ]
 

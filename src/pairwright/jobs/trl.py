@@ -138,7 +138,6 @@ def trl_tree(config: Config, dataset: Dataset, *, kind: str, model: str, output:
         "report_to": list(train.report_to) or "none",
         "save_strategy": "steps",
         "save_steps": train.save_every or per_epoch,
-        # The best ones, and the last.
         "save_total_limit": train.keep_top_k + 1,
         "eval_strategy": "no" if dataset.validation is None else "steps",
         "eval_steps": steps_between(train.val_check_interval, per_epoch),

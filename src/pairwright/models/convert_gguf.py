@@ -61,7 +61,10 @@ def convert_gguf(
         temporary.mkdir()
         config = _config(fields, tensors, file) | {"dtype": chosen}
         write_json(temporary / "config.json", config)
-        write_json(temporary / "generation_config.json", _generation(fields))
+        bos, pad = config["bos_token_id"], config["pad_token_id"]
+        ends = {"bos_token_id": bos, "eos_token_id": stop_ids(fields), "pad_token_id": pad}
+        given = {name: value for name, value in ends.items() if value not in (None, [])}
+        write_json(temporary / "generation_config.json", given)
         _write_tokenizer(fields, temporary, file, tokenizer)
         heads = config["num_attention_heads"], config["num_key_value_heads"]
         in_file = {target: name for name, target in names.items()}
@@ -166,15 +169,6 @@ def _rope_scaling(fields: Json, tensors: dict[str, Any], file: Path, *, head_dim
         original = _field(fields, "rope.scaling.original_context_length", file)
         scaling["original_max_position_embeddings"] = original
     return scaling
-
-
-def _generation(fields: Json) -> Json:
-    ends = {
-        "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": stop_ids(fields),
-        "pad_token_id": fields.get("tokenizer.ggml.padding_token_id"),
-    }
-    return {name: value for name, value in ends.items() if value not in (None, [])}
 
 
 def _write_tokenizer(fields: Json, folder: Path, file: Path, source: Path | None) -> None:

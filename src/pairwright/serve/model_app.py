@@ -52,7 +52,6 @@ class ModelServer:
         self.prompts = ThreadPoolExecutor(1, thread_name_prefix="prompts")
         limit_templates(self.engine)
         self.texts = TokenTexts(self.engine)
-        # The tool call format of the chat template; None if unknown.
         self.form = self.engine.call_format
 
 

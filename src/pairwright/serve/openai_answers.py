@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from pairwright.generate import Choice, Engine, Result
+from pairwright.generate import Engine, Result
 from pairwright.generate.tool_calls import CallFormat, split_calls
 from pairwright.records.messages import Json, ToolCall
 from pairwright.serve.openai_schema import ChatAsked, CompletionAsked
@@ -75,8 +75,12 @@ def chat_answer(
             "index": choice.index,
             "message": message,
             "finish_reason": finish_reason(choice.finish_reason, calls),
-            "logprobs": chat_logprobs(choice, asked, texts),
+            "logprobs": None,
         }
+        if asked.logprobs:
+            tops = choice.top_logprobs or [()] * len(choice.tokens)
+            tokens = zip(choice.tokens.tolist(), choice.logprobs.tolist(), tops, strict=True)
+            body["logprobs"] = {"content": [chat_logprob(*token, texts) for token in tokens], "refusal": None}
         if asked.return_token_ids:
             body["token_ids"] = choice.tokens.tolist()
         choices.append(body)
@@ -121,19 +125,6 @@ def call_json(call: ToolCall) -> Json:
         "id": f"call_{os.urandom(12).hex()}",
         "type": "function",
         "function": {"name": call.name, "arguments": call.arguments},
-    }
-
-
-def chat_logprobs(choice: Choice, asked: ChatAsked, texts: TokenTexts) -> Json | None:
-    if not asked.logprobs:
-        return None
-    tops = choice.top_logprobs or [()] * len(choice.tokens)
-    return {
-        "content": [
-            chat_logprob(token, logprob, top, texts)
-            for token, logprob, top in zip(choice.tokens.tolist(), choice.logprobs.tolist(), tops, strict=True)
-        ],
-        "refusal": None,
     }
 
 

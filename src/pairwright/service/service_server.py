@@ -82,7 +82,6 @@ def tidy(context: Context) -> None:
                 entities.insert(connection, kind, "", "default", document)
         used = used_blobs(context, connection)
         known = set(connection.scalars(sa.select(jobs.c.id)).all())
-    # Two hex digits, then the whole hash.
     context.blobs.remove({path.name for path in context.blobs.folder.glob("??/*")} - used)
     # Jobs that were deleted while the service was being stopped.
     for folder in context.settings.jobs.glob("*"):

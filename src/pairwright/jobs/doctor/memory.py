@@ -80,7 +80,6 @@ def needs(size: Size, train: TrainConfig) -> Needs:
     if train.precision == "bf16":  # autocast keeps a bfloat16 copy of the weights during the pass
         state += weights / 2
     result = weights if train.finetuning_type != "lora" else weights * _LORA_BYTES_SHARE
-    # The best `keep_top_k` checkpoints, and the last one.
     disk = int(checkpoint * (train.keep_top_k + 1) + result)
     return Needs(int(state), _activations(size.shape, train), disk)
 
@@ -120,7 +119,6 @@ def memory_available() -> tuple[int, str]:
         return _machine_memory(), "free on this machine"
     if not torch.cuda.is_available():
         return _machine_memory(), "free on this machine"
-    # `mem_get_info` returns (free, total) in bytes.
     gpus = [int(torch.cuda.mem_get_info(number)[0]) for number in range(torch.cuda.device_count())]
     return max(gpus), "free on the largest GPU"
 

@@ -86,7 +86,6 @@ def read_job(row: JobIs, context: ContextIs) -> Document:
 def read_status(row: JobIs, context: ContextIs) -> Response:
     """Progress of a job, with its curves."""
     curves = read_metrics(context.settings.run_folder(row["id"]))
-    # The two curves that clients always expect.
     for name in ("train_loss", "val_loss"):
         curves.setdefault(name, [])
     details = jobs.status_details(row, _progress(row, context))

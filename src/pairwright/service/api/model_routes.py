@@ -174,7 +174,6 @@ def _row_of_model(context: Context, caller: Caller, model: str) -> RowMapping:
             if caller.may(row["namespace"], write=False)
         ]
     if matches:
-        # A ready deployment, else the newest.
         row = next((row for row in matches if row["state"] == DeploymentState.READY), matches[0])
         context.asked[row["id"]] = time.monotonic()
         return row
@@ -260,5 +259,4 @@ async def _forward(request: Request, context: Context, row: RowMapping, path: st
         message = context.settings.hide_paths(f"the model server did not answer: {type(error).__name__}")
         raise Refusal(502, "model_server_failed", message) from None
     back = {name: answer.headers[name] for name in _PASSED_BACK if name in answer.headers}
-    # The connection is released after the last byte was sent.
     return StreamingResponse(answer.aiter_raw(), answer.status_code, back, background=BackgroundTask(answer.aclose))

@@ -56,7 +56,6 @@ def update(connection: Connection, kind: str, namespace: str, name: str, changes
     document = get(connection, kind, namespace, name)
     document.update(changes)
     document["updated_at"] = now()
-    # Times are stored in separate columns.
     body = {key: value for key, value in document.items() if key not in ("created_at", "updated_at")}
     connection.execute(
         sa.update(entities).where(*_key(kind, namespace, name)).values(document=body, updated_at=document["updated_at"])

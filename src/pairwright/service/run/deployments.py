@@ -147,7 +147,6 @@ class Deployments:
             elif folder.name not in self._ending:
                 self._ending[folder.name] = time.monotonic()
                 process.send(folder, signal.SIGTERM)
-            # Five seconds after SIGTERM.
             elif time.monotonic() - self._ending[folder.name] > 5.0:
                 process.send(folder, signal.SIGKILL)
 

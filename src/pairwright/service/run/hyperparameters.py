@@ -19,7 +19,6 @@ def train_section(parameters: Hyperparameters) -> dict[str, Any]:
     _check(parameters)
     dpo = parameters.dpo or Dpo()
     section: dict[str, Any] = {
-        # Weights of the trainer's channels: exactly one is 1.
         "channels": {"dpo": float(parameters.training_type == "dpo"), "sft": float(parameters.training_type == "sft")},
         "finetuning_type": parameters.finetuning_type,
         "epochs": parameters.epochs,

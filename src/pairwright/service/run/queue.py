@@ -162,7 +162,6 @@ class JobQueue:
         self._noted[row["id"]] = time.monotonic()
         progress = self._progress(row, is_completed=False)
         values: dict[str, Any] = {"heartbeat_at": now(), "progress": progress}
-        # Progress resets the count of idle starts.
         if progress["steps_completed"] > row["step"]:
             values |= {"step": progress["steps_completed"], "idle_starts": 0}
         with self._context.database.writing() as connection:

@@ -194,7 +194,6 @@ def _config(connection: Connection, body: JobBody) -> tuple[Document, int, list[
         return target, int(target["max_seq_length"]), []
     name = config.target
     if isinstance(name, dict):
-        # A target as an object: its name, with an optional namespace.
         plain, namespace = name.get("name") or name.get("base_model"), name.get("namespace")
         name = f"{namespace}/{plain}" if namespace and plain and "/" not in str(plain) else plain
     name = name or (f"{config.namespace}/{config.name}" if config.namespace and config.name else config.name)
