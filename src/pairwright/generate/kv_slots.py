@@ -115,7 +115,9 @@ class PrefixTree:
             if not leaves:
                 return False
             for node in sorted(leaves, key=lambda leaf: leaf.last_used)[: 1 + len(leaves) // 4]:
-                self._drop(node)
+                if node.parent is not None:
+                    del node.parent.children[key_of(node.tokens, 0)]
+                    node.parent = None
                 if self._budget.used + num_tokens <= self._budget.max_tokens:
                     break
         return True
@@ -141,11 +143,6 @@ class PrefixTree:
             _detach(node)
         node.children = {}
         return head
-
-    def _drop(self, node: Node) -> None:
-        if node.parent is not None:
-            del node.parent.children[key_of(node.tokens, 0)]
-            node.parent = None
 
     def _nodes(self) -> list[Node]:
         nodes, stack = [], list(self._root.children.values())
@@ -263,17 +260,14 @@ class Rows:
         self.start = np.zeros(0, np.int64)  # position of the slot's first token
         self.chain = np.zeros(0, np.int64)  # number of the row's chain of shared nodes
         self._chains: dict[tuple[Node, ...], int] = {(): 0}
-        self._chain_of: dict[int, tuple[Node, ...]] = {0: ()}
+        self.chain_nodes: dict[int, tuple[Node, ...]] = {0: ()}
         self._next_chain = 1
 
     def __len__(self) -> int:
         return len(self.slot)
 
-    def chain_nodes(self, number: int) -> tuple[Node, ...]:
-        return self._chain_of[number]
-
     def nodes_in_use(self) -> set[Node]:
-        return {node for chain in self._chain_of.values() for node in chain}
+        return {node for chain in self.chain_nodes.values() for node in chain}
 
     def class_for(self, num_tokens: int) -> int:
         """Return the number of the smallest class whose slots hold `num_tokens`."""
@@ -306,8 +300,8 @@ class Rows:
         self._move_up()
         self._compact()
         live = set(np.unique(self.chain).tolist())
-        for number in [number for number in self._chain_of if number not in live]:
-            del self._chains[self._chain_of.pop(number)]
+        for number in [number for number in self.chain_nodes if number not in live]:
+            del self._chains[self.chain_nodes.pop(number)]
 
     def _move_up(self) -> None:
         is_full = self.length >= _SMALLEST << self.size_class
@@ -345,6 +339,6 @@ class Rows:
         number = self._chains.get(nodes)
         if number is None:
             number = self._chains[nodes] = self._next_chain
-            self._chain_of[number] = nodes
+            self.chain_nodes[number] = nodes
             self._next_chain += 1
         return number

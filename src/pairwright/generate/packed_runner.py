@@ -128,8 +128,9 @@ class PackedRunner:
             return None, []
         order = np.lexsort((rows.slot, rows.size_class))
         row_positions = (rows.start + rows.length)[order]
-        ids = np.concatenate([last[order], *(_piece_tokens(fill, size) for fill, size in pieces)])
         piece_positions = [np.arange(fill.start + fill.done, fill.start + fill.done + size) for fill, size in pieces]
+        piece_tokens = (fill.tokens[places] for (fill, _), places in zip(pieces, piece_positions, strict=True))
+        ids = np.concatenate([last[order], *piece_tokens])
         plan = Plan(np.concatenate([row_positions, *piece_positions]))
         self._plan_rows(plan, order)
         complete, chains = self._plan_pieces(plan, pieces, len(order))
@@ -193,7 +194,9 @@ class PackedRunner:
         import torch
 
         complete, places = [], []
-        self._reserve([size + min(fill.room, MIN_SHARED) for fill, size in pieces if fill.block is None])
+        sizes = [size + min(fill.room, MIN_SHARED) for fill, size in pieces if fill.block is None]
+        for number, count in Counter(map(self._rows.class_for, sizes)).items():  # one resize per class
+            self._rows.classes[number].reserve(count)
         writes: dict[int, list[tuple[int, int, int]]] = {}  # size class -> first token, slot, size of prompts
         for fill, size in pieces:
             number = slot = 0
@@ -220,17 +223,12 @@ class PackedRunner:
             plan.writes.append(SlotWrite(self._rows.classes[number], *arrays))
         return complete, places
 
-    def _reserve(self, sizes: list[int]) -> None:
-        """Make room for rows of these sizes, with one resize per class."""
-        for number, count in Counter(map(self._rows.class_for, sizes)).items():
-            self._rows.classes[number].reserve(count)
-
     def _plan_levels(self, plan: Plan, order: Numbers, pieces: list[tuple[Fill, int]]) -> None:
         """Plan which tokens read which shared nodes, by the chains of rows and prompts."""
         tokens_of: dict[tuple[Node, ...], list[Numbers]] = {}
         chains = self._rows.chain[order]
         for number in np.unique(chains).tolist():
-            tokens_of.setdefault(self._rows.chain_nodes(number), []).append(np.nonzero(chains == number)[0])
+            tokens_of.setdefault(self._rows.chain_nodes[number], []).append(np.nonzero(chains == number)[0])
         start = len(order)
         for fill, size in pieces:
             tokens_of.setdefault(fill.nodes, []).append(np.arange(start, start + size))
@@ -293,8 +291,3 @@ class PackedRunner:
         if entries:
             number, slot, size, start, chain = np.array(entries, np.int64).T
             self._rows.add(size_class=number, slot=slot, length=size, start=start, chain=chain)
-
-
-def _piece_tokens(fill: Fill, size: int) -> Numbers:
-    begin = fill.start + fill.done
-    return fill.tokens[begin : begin + size]

@@ -120,7 +120,6 @@ def _outcome(folder: Path, job: Job, known: Status, code: int | None, result: Pa
 
 
 def train_progress(folder: Path, job: Job) -> Status:
-    """Read the progress of the local trainer from train.json and metrics.jsonl."""
     run = read_status(folder, strict=False)
     train_loss, validation_loss = last_losses(folder)
     if run is None:

@@ -29,7 +29,6 @@ from pairwright.tokens.encode import encode_raw_text, is_raw_text
 
 
 def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
-    """Export the pairs, write configuration and launch script, and start the job if requested."""
     if request.pairs is None:
         raise ConfigError("the nemo-rl backend trains on pairs: give --pairs DIR")
     process.refuse_running(folder / PROCESS)
@@ -95,7 +94,6 @@ def deploy(folder: Path, job: Job, config: Config, say: Say) -> Json:
 
 
 def refuse_untranslatable(train: TrainConfig) -> None:
-    """Raise if options are set that NeMo RL does not support."""
     channels = train.channels.model_dump()
     asked = {
         "train.channels": any(weight for name, weight in channels.items() if name != "dpo"),

@@ -38,7 +38,6 @@ _ROW_OPTIONS = {"where", "score", "kto", "dpo", "credit", "precision", "device"}
 
 
 def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
-    """Encode the data, write the rows and the configuration, and start TRL if requested."""
     process.refuse_running(folder / PROCESS)
     settings = config.backend.trl
     kind = _check(config.train, settings.options)
@@ -62,7 +61,6 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
 
 
 def write_rows(folder: Path, request: JobRequest, config: Config, kind: str, model: Path) -> Dataset:
-    """Encode pairs or runs, and write the rows of each split."""
     files = folder / "exports" / "trl"
     source = request.experience if kind == "kto" or request.pairs is None else request.pairs
     if source is None or (kind == "dpo" and request.pairs is None):

@@ -67,7 +67,6 @@ def check_tasks(patient: Patient) -> Iterator[Finding]:
 
 
 def check_pairs(patient: Patient) -> Iterator[Finding]:
-    """Check that there are pairs, lint them, and check that they fit the backend."""
     from pairwright.pairs.pair_stats import lint_pairs
     from pairwright.pairs.pair_table import count_pairs
 
@@ -165,7 +164,6 @@ def check_model(patient: Patient) -> Iterator[Finding]:
 
 
 def check_device(patient: Patient) -> Iterator[Finding]:
-    """Report the training device and why it was chosen."""
     if patient.config.backend.name != "local" or find_spec("torch") is None:
         return
     from pairwright.generate.devices import check_precision, choose_device, find_device
@@ -219,7 +217,6 @@ def _check_generation(patient: Patient, size: Size, memory: int) -> Finding:
 
 
 def check_disk(patient: Patient) -> Iterator[Finding]:
-    """Compare the estimated disk space with the free space at the output folder."""
     # The output may not exist yet: use its nearest existing parent.
     place = next(path for path in (patient.output, *patient.output.absolute().parents) if path.exists())
     free = shutil.disk_usage(place).free

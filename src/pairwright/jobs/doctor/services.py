@@ -62,7 +62,6 @@ def _check_name(name: str, policy: ModelConfig, answer: object) -> Finding:
 
 
 def check_service(patient: Patient) -> Iterator[Finding]:
-    """Check the fine-tuning service, if it is the backend."""
     if patient.config.backend.name == "nemo-platform":
         yield _check_platform(patient.config.backend.nemo_platform)
     if patient.config.backend.name != "nemo-customizer":

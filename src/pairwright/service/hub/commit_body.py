@@ -152,15 +152,11 @@ def _keep_file(file: _File, blobs: Blobs, number: int, held: list[str]) -> Blob:
     padding = bytes(content[-2:]).count(b"=")
     if len(content) % 4:
         raise Refusal(422, "bad_base64", f"line {number}: content: {len(content)} characters are not whole base64")
-    pieces = (_base64(content[start : start + PIECE], number) for start in range(0, len(content), PIECE))
+    starts = range(0, len(content), PIECE)
+    pieces = (base64.b64decode(content[start : start + PIECE], validate=True) for start in starts)
     try:
         return blobs.add(pieces, len(content) // 4 * 3 - padding, held)
-    except ValueError:
-        raise Refusal(422, "bad_base64", f"line {number}: content: not base64") from None
-
-
-def _base64(data: Any, number: int) -> bytes:
-    try:
-        return base64.b64decode(data, validate=True)
     except binascii.Error as error:
         raise Refusal(422, "bad_base64", f"line {number}: content: not base64: {error}") from None
+    except ValueError:
+        raise Refusal(422, "bad_base64", f"line {number}: content: not base64") from None

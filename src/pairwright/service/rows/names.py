@@ -88,7 +88,6 @@ def age_seconds(moment: str) -> float:
 
 
 def split_reference(value: str, field: str) -> tuple[str, str]:
-    """Split `ns/name` into namespace and name."""
     namespace, _, name = value.partition("/")
     return check_name(namespace, f"{field} (namespace)"), check_name(name, f"{field} (name)")
 

@@ -8,19 +8,8 @@ named by their sha256 in the blob store, so revisions are immutable.
 from typing import Any
 
 import msgspec
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Dialect,
-    Float,
-    Integer,
-    MetaData,
-    String,
-    Table,
-    Text,
-    TypeDecorator,
-    UniqueConstraint,
-)
+import sqlalchemy as sa
+from sqlalchemy import BigInteger, Column, Float, Integer, MetaData, String, Table, Text, UniqueConstraint
 
 from pairwright.service.rows.blob_store import Blob
 
@@ -30,7 +19,7 @@ Document = dict[str, Any]  # JSON object of the API
 Tree = dict[str, Blob]  # the files of a commit by path
 
 
-class JsonText(TypeDecorator[Any]):
+class JsonText(sa.TypeDecorator[Any]):
     """A text column with JSON: values are decoded to `kind` on reading."""
 
     impl = Text
@@ -41,10 +30,10 @@ class JsonText(TypeDecorator[Any]):
         self.kind = kind
         self._decode = msgspec.json.Decoder(kind).decode
 
-    def process_bind_param(self, value: Any, dialect: Dialect) -> str:
+    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> str:
         return msgspec.json.encode(value).decode()
 
-    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
+    def process_result_value(self, value: str | None, dialect: sa.Dialect) -> Any:
         return None if value is None else self._decode(value)
 
 

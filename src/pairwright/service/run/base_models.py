@@ -24,7 +24,6 @@ Document = dict[str, Any]
 
 
 def add_target(connection: Connection, name: str, folder: Path) -> Document:
-    """Register a model folder under a config name."""
     check_model_name(name, "NAME")
     folder = folder.resolve()
     settings = _settings(folder)

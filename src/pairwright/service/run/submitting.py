@@ -96,7 +96,6 @@ def submit(context: Context, body: JobBody, caller: Caller, request: jobs.Reques
 
 
 def find_repeat(context: Context, caller: Caller, request: jobs.Request) -> RowMapping | None:
-    """Return the job that an earlier attempt of a request created, or None."""
     if request.key is None and not request.attempt:
         return None
     with context.database.writing_one_at_a_time("jobs") as connection:
