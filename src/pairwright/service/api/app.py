@@ -64,30 +64,12 @@ def create_app(context: Context, *, supervise: bool = True) -> FastAPI:
     app.state.context = context
     app.state.requests = Counter[tuple[str, int]]()
     app.state.supervisor = None
-    routes = (
-        page_routes,
-        entity_routes,
-        job_routes,
-        deployment_routes,
-        model_routes,
-        file_routes,
-        fine_tuning_routes,
-        # Last: hub_routes has a catch-all route.
-        large_files,
-        model_repositories,
-        hub_routes,
-    )
-    for module in routes:
+    own = (page_routes, entity_routes, job_routes, deployment_routes, model_routes, file_routes, fine_tuning_routes)
+    # The hub's routes are last: hub_routes has a catch-all route.
+    for module in (*own, large_files, model_repositories, hub_routes):
         app.include_router(module.router)
-    for kind in (
-        Refusal,
-        RequestValidationError,
-        HTTPException,
-        ClientDisconnect,
-        sa.exc.IntegrityError,
-        sa.exc.OperationalError,
-        OSError,
-    ):
+    database_errors = (sa.exc.IntegrityError, sa.exc.OperationalError)
+    for kind in (Refusal, RequestValidationError, HTTPException, ClientDisconnect, OSError, *database_errors):
         app.add_exception_handler(kind, _answer_error)
     app.add_exception_handler(Exception, _own_fault)
     app.add_middleware(Authentication, context=context)
