@@ -143,16 +143,18 @@ def move(
 
 def job_document(row: RowMapping, progress: Document | None = None) -> Document:
     """Build the API document of a job, with the given progress, or that of the row."""
-    # `work` has local paths and is only for the worker. `openai` is shown by the routes of that API.
-    hidden = ("work", "openai", "is_paused")
-    return {
-        **{key: value for key, value in row["document"].items() if key not in hidden},
+    document = {
+        **row["document"],
         "status": row["state"],
         "status_details": status_details(row, progress),
         "name": row["name"],
         "created_at": row["created_at"],
         "updated_at": row["updated_at"],
     }
+    # `work` has local paths and is only for the worker. `openai` is shown by the routes of that API.
+    for key in ("work", "openai", "is_paused"):
+        document.pop(key, None)
+    return document
 
 
 def status_details(row: RowMapping, progress: Document | None = None) -> Document:

@@ -5,6 +5,7 @@ columns for the fields that the queue uses. Dataset files are stored as commits 
 named by their sha256 in the blob store, so revisions are immutable.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -33,8 +34,8 @@ class JsonText(sa.TypeDecorator[Any]):
     def process_bind_param(self, value: Any, dialect: sa.Dialect) -> str:
         return msgspec.json.encode(value).decode()
 
-    def process_result_value(self, value: str | None, dialect: sa.Dialect) -> Any:
-        return None if value is None else self._decode(value)
+    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Callable[[Any], Any]:
+        return self._decode  # without the layers of `process_result_value`, since lists decode many values
 
 
 # Key and value: the schema version.
