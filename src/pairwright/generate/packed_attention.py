@@ -14,7 +14,7 @@ import threading
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +29,7 @@ class Unsupported(Exception):
     """An attention layer has a feature that packed attention does not support; the message names it."""
 
 
-@dataclass(frozen=True)
-class SlotPart:
+class SlotPart(NamedTuple):
     """Rows start:stop of the packed tokens, in the order of their slots."""
 
     slots: SlotClass
@@ -39,8 +38,7 @@ class SlotPart:
     length: NDArray[np.int64]  # with the new token
 
 
-@dataclass(frozen=True)
-class SlotWrite:
+class SlotWrite(NamedTuple):
     """Write keys and values of these tokens to these places of a size class."""
 
     slots: SlotClass
@@ -49,8 +47,7 @@ class SlotWrite:
     place: Any  # one for all, or a tensor of indices
 
 
-@dataclass(frozen=True)
-class ShortPrompts:
+class ShortPrompts(NamedTuple):
     """`count` prompts of `size` tokens each, from token `start` on, that attend to themselves."""
 
     start: int
@@ -58,8 +55,7 @@ class ShortPrompts:
     size: int
 
 
-@dataclass(frozen=True)
-class BlockPart:
+class BlockPart(NamedTuple):
     """Tokens start:stop continue a block that has `done` tokens."""
 
     block: Block

@@ -122,11 +122,8 @@ class Deployments:
 
     def _fail(self, row: RowMapping, message: str) -> None:
         lines = process.log_end(self._settings.deployment_folder(row["id"]), 3)
-        self._move(
-            row,
-            DeploymentState.FAILED,
-            self._settings.hide_paths("; ".join([*lines[-1:], message, *lines[:-1]]))[:2000],
-        )
+        description = self._settings.hide_paths("; ".join([*lines[-1:], message, *lines[:-1]]))
+        self._move(row, DeploymentState.FAILED, description[:2000])
 
     def _move(self, row: RowMapping, new: DeploymentState, description: str, **values: Any) -> bool:
         """Record a state; False if the deployment was deleted meanwhile. Only the supervisor thread changes states."""

@@ -108,15 +108,9 @@ class JobQueue:
         return self._run(row) / local.PROCESS
 
     def _start(self, row: RowMapping) -> None:
-        moved = self._move(
-            row,
-            JobState.RUNNING,
-            "started" if not row["starts"] else "resumed from the last checkpoint",
-            starts=row["starts"] + 1,
-            started_at=now(),
-            heartbeat_at=now(),
-        )
-        if not moved:
+        message = "resumed from the last checkpoint" if row["starts"] else "started"
+        values = {"starts": row["starts"] + 1, "started_at": now(), "heartbeat_at": now()}
+        if not self._move(row, JobState.RUNNING, message, **values):
             return  # cancelled a moment ago
         folder = self._folder(row)
         try:
@@ -125,10 +119,8 @@ class JobQueue:
             tokens = {"max_length": work.get("max_length")}
             # The worker gets paths and does not access the blob store.
             files = [{**file, "blob": str(self._context.blobs.path(file["sha256"]))} for file in work["files"]]
-            write_json(
-                folder / "config.yaml",
-                {"name": folder.name, "seed": work["seed"], "train": work["train"], "tokens": tokens},
-            )
+            config = {"name": folder.name, "seed": work["seed"], "train": work["train"], "tokens": tokens}
+            write_json(folder / "config.yaml", config)
             write_json(folder / WORK_FILE, {**work, "files": files})
             command = [*self._settings.worker_command, str(folder)]
             job = new_job("local", model=work["model"], pairs=None)
