@@ -172,6 +172,13 @@ def test_pairs_that_the_backend_cannot_hold_are_counted(tmp_path):
         assert has_limits is None, "both train them as they are"
 
 
+@pytest.mark.parametrize(("kind", "target"), [("dpo", "customizer"), ("sft", "customizer-sft")])
+def test_pairs_are_checked_as_the_file_that_the_service_gets(tmp_path, kind, target):
+    backend = {"name": "nemo-customizer", "nemo_customizer": {"hyperparameters": {"training_type": kind}}}
+    _, rows = found({"backend": backend}, "--pairs", pairs_table(tmp_path / "pairs"))
+    assert rows["dataset"][0][1].startswith(f"as {target}: ")
+
+
 def test_a_service_is_asked_whether_it_answers_accepts_us_and_tunes_what_is_wanted():
     with running(Peer()) as peer:
         section = {"entity_host": peer.url, "customization_config": "meta/llama@1"}

@@ -89,8 +89,9 @@ def _check_fit(patient: Patient) -> Iterator[Finding]:
     from pairwright.jobs.dataset import UNFAITHFUL, write_dataset
 
     backend = patient.config.backend
+    is_sft = backend.nemo_customizer.hyperparameters.training_type == "sft"
     targets = {
-        "nemo-customizer": ("customizer", backend.nemo_customizer.validation),
+        "nemo-customizer": ("customizer-sft" if is_sft else "customizer", backend.nemo_customizer.validation),
         "nemo-platform": (
             "nemo-platform" if backend.nemo_platform.tool_calls == "refuse" else "nemo-platform-text",
             backend.nemo_platform.validation,
