@@ -89,7 +89,7 @@ def create_token(database: Database, name: str, scopes: Sequence[str]) -> str:
 def list_tokens(database: Database) -> list[dict[str, Any]]:
     with database.reading() as connection:
         shown = sa.select(tokens.c.name, tokens.c.scopes, tokens.c.created_at).order_by(tokens.c.name)
-        return [dict(row) for row in connection.execute(shown).mappings()]
+        return [row._asdict() for row in connection.execute(shown)]
 
 
 def revoke_token(database: Database, name: str) -> None:

@@ -109,7 +109,7 @@ class JobQueue:
 
     def _start(self, row: RowMapping) -> None:
         message = "resumed from the last checkpoint" if row["starts"] else "started"
-        values = {"starts": row["starts"] + 1, "started_at": now(), "heartbeat_at": now()}
+        values: dict[str, Any] = {"starts": row["starts"] + 1, "started_at": now(), "heartbeat_at": now()}
         if not self._move(row, JobState.RUNNING, message, **values):
             return  # cancelled a moment ago
         folder = self._folder(row)
