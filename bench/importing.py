@@ -33,7 +33,7 @@ print(json.dumps({"lines": num_lines, "cpu": time.process_time() - start}))
 """
 IMPORT = """
 import json, multiprocessing.forkserver, resource, sys, time
-from pairwright.engines.blas_threads import without_blas_threads
+from pairwright.engines.process_pool import without_blas_threads
 with without_blas_threads():  # as the command does
     from pairwright import Table
     from pairwright.store.importing import import_files
@@ -148,7 +148,7 @@ def measure_inside() -> None:
     """Alternate import and decoding in this process, and print the least CPU time of each."""
     import orjson
 
-    from pairwright.engines.blas_threads import without_blas_threads
+    from pairwright.engines.process_pool import without_blas_threads
 
     with without_blas_threads():  # as the command does
         from pairwright import Table

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
 import numpy as np
 import sqlalchemy as sa
 from safetensors.numpy import save_file
@@ -123,9 +122,9 @@ def make_job(number: int, state: str) -> dict[str, Any]:
         "seconds": 1.0,
         "request_hash": f"{number:064}",
         "attempt": 0,
-        "document": msgspec.json.encode(document).decode(),
-        "progress": msgspec.json.encode({"percentage_done": 100.0, "steps_completed": 10, "train_loss": 0.5}).decode(),
-        "log": msgspec.json.encode(log).decode(),
+        "document": document,
+        "progress": {"percentage_done": 100.0, "steps_completed": 10, "train_loss": 0.5},
+        "log": log,
     }
     return row
 

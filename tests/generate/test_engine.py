@@ -248,8 +248,14 @@ def test_pieces_add_up_to_the_results(engine):
 
 def test_a_cancelled_request_ends_and_the_others_go_on(engine):
     asked = [Request(p, Sampling(temperature=0, max_tokens=10)) for p in prompts(engine, 2, seed=4)]
-    steps = []
-    results = engine.generate(asked, on_piece=steps.append, is_cancelled=lambda number: number == 1 and len(steps) >= 4)
+    scheduler = engine.open_scheduler()
+    tickets = [Ticket(request) for request in asked]
+    for ticket in tickets:
+        scheduler.add(ticket)
+    while not scheduler.is_idle:
+        tickets[1].is_cancelled = len(tickets[0].choices[0].tokens) >= 2
+        scheduler.step()
+    results = [ticket.result for ticket in tickets]
     whole = engine.generate(asked)
     assert results[1].choices[0].finish_reason == "cancelled"
     assert len(results[1].choices[0].tokens) < 10

@@ -26,7 +26,7 @@ from pairwright.jobs import (
     customizer,
     is_submitted,
     read_job,
-    service_client,
+    service_backend,
 )
 from pairwright.jobs.job import silent
 
@@ -39,7 +39,7 @@ backend = BACKENDS["nemo-customizer"]
 
 @pytest.fixture
 def peer(monkeypatch):
-    monkeypatch.setattr(service_client, "_PAUSES", (0.01, 0.01))
+    monkeypatch.setattr(service_backend, "_PAUSES", (0.01, 0.01))
     with running(Peer()) as made:
         yield made
 

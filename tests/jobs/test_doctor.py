@@ -13,7 +13,7 @@ from jobs.made_pairs import pair, pair_with_tool_results, pairs_table
 from pairwright import Experience, Message, Table, ToolCall
 from pairwright.cli import app
 from pairwright.config import Config
-from pairwright.jobs import service_client
+from pairwright.jobs import service_backend
 from pairwright.jobs.doctor import diagnosis
 from pairwright.jobs.doctor.memory import Shape, Size, generation_needs, model_size, needs
 from serve.served_models import served, tiny_engine
@@ -27,7 +27,7 @@ def model(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(service_client, "_PAUSES", (0.01, 0.01))
+    monkeypatch.setattr(service_backend, "_PAUSES", (0.01, 0.01))
 
 
 def found(config=None, *arguments):
@@ -170,6 +170,13 @@ def test_pairs_that_the_backend_cannot_hold_are_counted(tmp_path):
     for name in ("local", "trl"):
         has_limits = found({"backend": {"name": name}}, "--pairs", table)[1].get("dataset")
         assert has_limits is None, "both train them as they are"
+
+
+@pytest.mark.parametrize(("kind", "target"), [("dpo", "customizer"), ("sft", "customizer-sft")])
+def test_pairs_are_checked_as_the_file_that_the_service_gets(tmp_path, kind, target):
+    backend = {"name": "nemo-customizer", "nemo_customizer": {"hyperparameters": {"training_type": kind}}}
+    _, rows = found({"backend": backend}, "--pairs", pairs_table(tmp_path / "pairs"))
+    assert rows["dataset"][0][1].startswith(f"as {target}: ")
 
 
 def test_a_service_is_asked_whether_it_answers_accepts_us_and_tunes_what_is_wanted():

@@ -7,7 +7,7 @@ import time
 import httpx
 import pytest
 
-from pairwright.serve import limited_chat, model_app
+from pairwright.serve import engine_requests, model_app
 from serve.served_models import served, tiny_engine
 
 pytestmark = pytest.mark.stress
@@ -45,7 +45,7 @@ def test_templates_and_internals_of_the_tokenizer_are_refused(place, name):
 
 
 def test_a_template_that_runs_without_end_is_stopped_and_others_are_answered_meanwhile(place, monkeypatch):
-    monkeypatch.setattr(limited_chat, "_SECONDS", 2.0)
+    monkeypatch.setattr(engine_requests, "_SECONDS", 2.0)
     chat = f"{place.url}/v1/chat/completions"
 
     async def go():

@@ -4,7 +4,6 @@ import signal
 import sys
 import time
 
-import msgspec
 import pytest
 import sqlalchemy as sa
 
@@ -35,12 +34,12 @@ def opened(tmp_path):
         with context.database.writing() as connection:
             for number in range(num_jobs):
                 moment = f"2026-01-01T00:00:0{number}.000000Z"
-                document = msgspec.json.encode({"id": f"job-{number}", "work": work}).decode()
+                document = {"id": f"job-{number}", "work": work}
                 connection.execute(
                     sa.insert(rows).values(
                         id=f"job-{number}", namespace="default", name=f"job-{number}", output_model=f"model-{number}",
                         state=JobState.CREATED.value, created_at=moment, updated_at=moment, starts=0, idle_starts=0, step=0,
-                        seconds=0.0, request_hash=str(number), attempt=0, document=document, progress="{}", log="[]",
+                        seconds=0.0, request_hash=str(number), attempt=0, document=document, progress={}, log=[],
                     )
                 )  # fmt: skip
         return JobQueue(context)
@@ -95,6 +94,6 @@ def test_a_job_that_is_interrupted_without_a_step_forward_is_given_up(opened):
         queue.recover()  # as after a start of the service: the job was interrupted
         (state,), (row,) = states(queue)
         assert state == ("pending" if start <= MAX_IDLE_STARTS else "failed")
-    assert f"after {MAX_IDLE_STARTS + 1} attempts" in msgspec.json.decode(row["log"])[-1]["message"]
+    assert f"after {MAX_IDLE_STARTS + 1} attempts" in row["log"][-1]["message"]
     queue.tick()
     assert states(queue)[0] == ["failed"]

@@ -100,13 +100,7 @@ def serve_app(app: Any, listener: socket.socket, **options: Any) -> None:
 
 
 def bounded_server(app: Any, *, http: str = "auto", **options: Any) -> "uvicorn.Server":
-    """Return a uvicorn server with bounded connections.
-
-    Args:
-        app: the ASGI application.
-        http: the HTTP parser: h11, httptools, or auto for httptools if it is installed.
-        options: passed to uvicorn.
-    """
+    """Return a uvicorn server with bounded connections. The parser `http` is h11, httptools, or auto for the faster."""
     import uvicorn
 
     config = uvicorn.Config(

@@ -14,13 +14,13 @@ from multiprocessing import forkserver, get_all_start_methods, get_context, spaw
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Generic
 
-from pairwright.engines.blas_threads import without_blas_threads
 from pairwright.engines.engine import Engine, EngineError, R, T
 
 if TYPE_CHECKING:
     from pairwright.config.sections import EngineConfig
 
 DEFAULT_RETRIES = 3
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,6 @@ class _Work(Generic[T, R]):
             self.submit(task)
 
     def result(self) -> R:
-        """Wait for the result of the oldest task."""
         try:
             value = self.waiting[0][1].result()
         except BrokenProcessPool as error:
@@ -146,3 +145,18 @@ def _context(module: str) -> BaseContext:
     with without_blas_threads():
         forkserver.ensure_running()
     return context
+
+
+@contextmanager
+def without_blas_threads() -> Iterator[None]:
+    """Limit BLAS to one thread in processes started here, and in numpy if it is first loaded here.
+
+    By default it starts one per core, and each spins while idle. A number that the environment sets is respected.
+    """
+    original = os.environ.get(_BLAS_THREADS)
+    os.environ.setdefault(_BLAS_THREADS, "1")
+    try:
+        yield
+    finally:
+        if original is None:
+            del os.environ[_BLAS_THREADS]

@@ -70,7 +70,10 @@ def open_ray(settings: "EngineConfig") -> Iterator[Engine]:
 @contextmanager
 def connect(settings: "EngineConfig") -> Iterator[int]:
     """Connect to a Ray cluster and yield the number of its cores. An existing connection is reused."""
-    ray = _import_ray()
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError(f"engine: ray is not installed ({error}): pip install 'pairwright[ray]'") from error
     ours = not ray.is_initialized()
     if ours:
         _probe(settings.address)
@@ -109,14 +112,6 @@ def _no_cluster(address: str | None, error: Exception) -> EngineError:
     return EngineError(
         f"engine: no Ray cluster at {where}: {error}. Start one with `ray start --head`, or leave --address out"
     )
-
-
-def _import_ray() -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise ConfigError(f"engine: ray is not installed ({error}): pip install 'pairwright[ray]'") from error
-    return ray
 
 
 def _call(function: Callable[[T], R], place: tuple[str, dict[str, str | None]], task: T) -> tuple[R | None, str, int]:

@@ -146,8 +146,6 @@ class Batcher:
     ) -> None:
         await self.close()
 
-    # In the engine's thread
-
     def _work(self) -> None:
         scheduler: Scheduler | None = None
         waiting_of: dict[Ticket, _Waiting] = {}

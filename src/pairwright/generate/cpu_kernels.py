@@ -58,7 +58,14 @@ def guard_amx() -> bool:
 
 
 def available_bytes() -> int:
+    """Return the free memory of this machine, or of its container."""
     try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):  # not available on this system
-        return 2**33
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        num_bytes = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        num_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = Path("/sys/fs/cgroup/memory.max")  # a container may have less than the machine
+    try:
+        return min(num_bytes, int(limit.read_text(encoding="ascii")))
+    except (OSError, ValueError):
+        return num_bytes

@@ -46,7 +46,6 @@ def uniforms(
 
 
 def draw(logits_RV: Any, drawers: Drawers) -> NDArray[np.int64]:
-    """Sample a token for each choice."""
     import torch
 
     greedy = drawers.temperature == 0

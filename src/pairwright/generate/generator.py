@@ -6,7 +6,7 @@ bits of the logits do, because the order of sums changes.
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,18 +116,8 @@ class Engine:
             max_choices=self._max_choices,
         )
 
-    def generate(
-        self,
-        requests: Sequence[Request],
-        *,
-        on_piece: OnPiece | None = None,
-        is_cancelled: Callable[[int], bool] | None = None,
-    ) -> list[Result]:
-        """Answer all requests, in order.
-
-        `on_piece` is called for every token. `is_cancelled(position)` is called at each step; the choices of a
-        cancelled request end with finish_reason "cancelled".
-        """
+    def generate(self, requests: Sequence[Request], *, on_piece: OnPiece | None = None) -> list[Result]:
+        """Answer all requests, in order. `on_piece` is called for every token."""
         for request in requests:
             self.check(request)
         scheduler = self.open_scheduler()
@@ -136,10 +126,6 @@ class Engine:
             scheduler.add(ticket)
         try:
             while not scheduler.is_idle:
-                if is_cancelled is not None:
-                    for ticket in tickets:
-                        if ticket.result is None:
-                            ticket.is_cancelled = is_cancelled(ticket.number)
                 scheduler.step()
         finally:
             scheduler.close()

@@ -14,15 +14,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-# The prefix cache: keys and values of prompts that were computed before, in a tree of token sequences.
 #
-# A node has the tokens that follow its parent's, with their keys and values. A prompt that shares a prefix with an
-# earlier one reuses the nodes of the prefix; if the divergence point is inside a node, the node is split without
-# copying. Prefixes shorter than MIN_SHARED tokens are recomputed: that is cheaper than managing them.
 
 
 MIN_SHARED = 32
-Tokens = NDArray[np.int64]
+_SMALLEST = 32  # tokens of the smallest size class
+_COPIED_ROWS = 128
+Numbers = NDArray[np.int64]
 Wait = Literal["memory", "shared"]  # why a prompt cannot start now
 
 
@@ -48,11 +46,11 @@ class Block:
 
 
 class Node:
-    """A range of a block: `tokens` at the positions from `start` on, `offset` in its block."""
+    """A range of a block: the tokens after those of its parent, from position `start` on; `offset` in its block."""
 
     __slots__ = ("block", "children", "keys", "last_used", "offset", "parent", "start", "tokens", "values")
 
-    def __init__(self, tokens: Tokens, *, start: int, block: Block | None, offset: int = 0) -> None:
+    def __init__(self, tokens: Numbers, *, start: int, block: Block | None, offset: int = 0) -> None:
         self.tokens, self.start, self.block, self.offset = tokens, start, block, offset
         self.children: dict[bytes, Node] = {}  # keyed by their first MIN_SHARED tokens
         self.parent: Node | None = None
@@ -67,14 +65,19 @@ class Node:
 
 
 class PrefixTree:
-    """The nodes by their tokens; the least recently used leaves are dropped when memory is short."""
+    """The prefix cache: keys and values of prompts that were computed before, in a tree of token sequences.
+
+    A prompt that shares a prefix with an earlier one reuses the nodes of the prefix; if the divergence point is inside
+    a node, the node is split without copying. Prefixes shorter than MIN_SHARED tokens are recomputed: that is cheaper
+    than managing them. The least recently used leaves are dropped when memory is short.
+    """
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._root = Node(np.zeros(0, np.int64), start=0, block=None)
         self._clock = 0
 
-    def match(self, tokens: Tokens, limit: int) -> tuple[Node, ...]:
+    def match(self, tokens: Numbers, limit: int) -> tuple[Node, ...]:
         """Return the nodes that match a prefix of the first `limit` tokens; split a node that matches only in part."""
         self._clock += 1
         node, path = self._root, []
@@ -92,7 +95,7 @@ class PrefixTree:
             node = child
         return tuple(path)
 
-    def insert(self, path: tuple[Node, ...], tokens: Tokens, block: Block) -> Node:
+    def insert(self, path: tuple[Node, ...], tokens: Numbers, block: Block) -> Node:
         """Add a leaf below a path. Other prompts do not find the leaf if the path has been removed from the tree."""
         parent = path[-1] if path else self._root
         node = Node(tokens, start=parent.end, block=block)
@@ -112,7 +115,9 @@ class PrefixTree:
             if not leaves:
                 return False
             for node in sorted(leaves, key=lambda leaf: leaf.last_used)[: 1 + len(leaves) // 4]:
-                self._drop(node)
+                if node.parent is not None:
+                    del node.parent.children[key_of(node.tokens, 0)]
+                    node.parent = None
                 if self._budget.used + num_tokens <= self._budget.max_tokens:
                     break
         return True
@@ -139,11 +144,6 @@ class PrefixTree:
         node.children = {}
         return head
 
-    def _drop(self, node: Node) -> None:
-        if node.parent is not None:
-            del node.parent.children[key_of(node.tokens, 0)]
-            node.parent = None
-
     def _nodes(self) -> list[Node]:
         nodes, stack = [], list(self._root.children.values())
         while stack:
@@ -161,11 +161,11 @@ def _detach(node: Node) -> None:
     node.children = {}
 
 
-def key_of(tokens: Tokens, start: int) -> bytes:
+def key_of(tokens: Numbers, start: int) -> bytes:
     return tokens[start : start + MIN_SHARED].tobytes()
 
 
-def common_length(first: Tokens, second: Tokens) -> int:
+def common_length(first: Numbers, second: Numbers) -> int:
     """Return the length of the common prefix.
 
     >>> common_length(np.array([1, 2, 3]), np.array([1, 2, 4, 5]))
@@ -175,11 +175,6 @@ def common_length(first: Tokens, second: Tokens) -> int:
     differs = first[:size] != second[:size]
     place = int(differs.argmax()) if size else 0
     return place if size and differs[place] else size
-
-
-_SMALLEST = 32
-_COPIED_ROWS = 128
-Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -216,14 +211,12 @@ class SlotClass:
         self.values: Any = None
 
     def take(self, number: int) -> Numbers:
-        """Return slots for new rows, after those in use."""
         self.reserve(number)
         slots = np.arange(self.count, self.count + number)
         self.count += number
         return slots
 
     def reserve(self, number: int) -> None:
-        """Make room for `number` more slots."""
         if self.count + number > self.num_slots:
             self._resize(max(self.count + number, self.num_slots + self.num_slots // 2))
 
@@ -267,17 +260,14 @@ class Rows:
         self.start = np.zeros(0, np.int64)  # position of the slot's first token
         self.chain = np.zeros(0, np.int64)  # number of the row's chain of shared nodes
         self._chains: dict[tuple[Node, ...], int] = {(): 0}
-        self._chain_of: dict[int, tuple[Node, ...]] = {0: ()}
+        self.chain_nodes: dict[int, tuple[Node, ...]] = {0: ()}
         self._next_chain = 1
 
     def __len__(self) -> int:
         return len(self.slot)
 
-    def chain_nodes(self, number: int) -> tuple[Node, ...]:
-        return self._chain_of[number]
-
     def nodes_in_use(self) -> set[Node]:
-        return {node for chain in self._chain_of.values() for node in chain}
+        return {node for chain in self.chain_nodes.values() for node in chain}
 
     def class_for(self, num_tokens: int) -> int:
         """Return the number of the smallest class whose slots hold `num_tokens`."""
@@ -310,8 +300,8 @@ class Rows:
         self._move_up()
         self._compact()
         live = set(np.unique(self.chain).tolist())
-        for number in [number for number in self._chain_of if number not in live]:
-            del self._chains[self._chain_of.pop(number)]
+        for number in [number for number in self.chain_nodes if number not in live]:
+            del self._chains[self.chain_nodes.pop(number)]
 
     def _move_up(self) -> None:
         is_full = self.length >= _SMALLEST << self.size_class
@@ -349,6 +339,6 @@ class Rows:
         number = self._chains.get(nodes)
         if number is None:
             number = self._chains[nodes] = self._next_chain
-            self._chain_of[number] = nodes
+            self.chain_nodes[number] = nodes
             self._next_chain += 1
         return number

@@ -66,7 +66,6 @@ class LlamaServer:
 
     @property
     def url(self) -> str:
-        """The base of the OpenAI-compatible API."""
         return f"{self._address}/v1"
 
     def ask(self, path: str, body: Json | None = None) -> Json:

@@ -11,9 +11,10 @@ Shapes: N tokens, K key-value heads, G query heads of each, D head size, T keys.
 """
 
 import threading
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +29,7 @@ class Unsupported(Exception):
     """An attention layer has a feature that packed attention does not support; the message names it."""
 
 
-@dataclass(frozen=True)
-class SlotPart:
+class SlotPart(NamedTuple):
     """Rows start:stop of the packed tokens, in the order of their slots."""
 
     slots: SlotClass
@@ -38,8 +38,7 @@ class SlotPart:
     length: NDArray[np.int64]  # with the new token
 
 
-@dataclass(frozen=True)
-class SlotWrite:
+class SlotWrite(NamedTuple):
     """Write keys and values of these tokens to these places of a size class."""
 
     slots: SlotClass
@@ -48,8 +47,7 @@ class SlotWrite:
     place: Any  # one for all, or a tensor of indices
 
 
-@dataclass(frozen=True)
-class ShortPrompts:
+class ShortPrompts(NamedTuple):
     """`count` prompts of `size` tokens each, from token `start` on, that attend to themselves."""
 
     start: int
@@ -57,8 +55,7 @@ class ShortPrompts:
     size: int
 
 
-@dataclass(frozen=True)
-class BlockPart:
+class BlockPart(NamedTuple):
     """Tokens start:stop continue a block that has `done` tokens."""
 
     block: Block
@@ -105,16 +102,13 @@ class Plan:
         return self._masks[name, window]
 
 
-class use_plan:  # noqa: N801 - a context manager, used as a function
-    """Context manager: attention in this thread follows a plan."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-
-    def __enter__(self) -> None:
-        _state.plan = self._plan
-
-    def __exit__(self, *_: object) -> None:
+@contextmanager
+def use_plan(plan: Plan) -> Iterator[None]:
+    """Let attention in this thread follow a plan."""
+    _state.plan = plan
+    try:
+        yield
+    finally:
         _state.plan = None
 
 

@@ -52,7 +52,6 @@ def open_runner(model: Any, *, max_cache_tokens: int | None, max_step_tokens: in
 
 
 def _measure_shape(model: Any) -> Shape:
-    """Return layers, heads and head sizes of the keys and values, measured on the model's cache."""
     import torch
 
     ids = torch.zeros((1, 2), dtype=torch.long)

@@ -19,7 +19,6 @@ from pairwright.generate.kv_slots import (
     PrefixTree,
     Rows,
     Shape,
-    Tokens,
     Wait,
     common_length,
 )
@@ -41,7 +40,7 @@ _PIECE = 256  # most tokens of a prompt in one step, while other prompts wait
 class Fill:
     """A prompt in progress. Of the tokens after its shared nodes, the first `done` are computed."""
 
-    tokens: Tokens
+    tokens: Numbers
     users: int  # rows that will continue it
     room: int  # tokens that each row may generate
     nodes: tuple[Node, ...]
@@ -71,9 +70,7 @@ class PackedRunner:
         self._rows = Rows(shape, self.budget)
         self._fills: dict[Fill, None] = {}  # in the order of their turns
 
-    # Prompts
-
-    def start(self, tokens: Tokens, *, users: int, room: int, is_forced: bool = False) -> Fill | Wait:
+    def start(self, tokens: Numbers, *, users: int, room: int, is_forced: bool = False) -> Fill | Wait:
         """Begin a prompt; or return what it waits for: memory, or another prompt with the same prefix."""
         nodes: tuple[Node, ...] = ()
         if len(tokens) > MIN_SHARED:
@@ -102,11 +99,9 @@ class PackedRunner:
         return next((number for number, node in enumerate(nodes) if node not in others), len(nodes))
 
     def drop(self, fill: Fill) -> None:
-        """Abandon a prompt in progress."""
         del self._fills[fill]
 
     def fits(self, parent: Numbers) -> bool:
-        """Whether there is memory for the next step of these rows."""
         needed = self._rows.grown_tokens(parent)
         return not needed or self._make_room(needed, ())
 
@@ -119,13 +114,10 @@ class PackedRunner:
         in_use = self._rows.nodes_in_use().union(nodes, *(fill.nodes for fill in self._fills))
         return self._tree.make_room(num_tokens, in_use)
 
-    # Steps
-
     def advance(self, parent: Numbers, last: Numbers) -> tuple[Any, list[Fill]]:
-        """Continue rows `parent`, each with its token in `last`; other rows end.
+        """Continue rows `parent`, each with its token in `last`; other rows end. Return logits and completed prompts.
 
-        Returns the logits of these rows, followed by those of completed prompts, and these prompts. Together they are
-        the rows of the next call.
+        The logits are those of these rows, then those of the prompts: together the rows of the next call.
         """
         import torch
 
@@ -136,8 +128,9 @@ class PackedRunner:
             return None, []
         order = np.lexsort((rows.slot, rows.size_class))
         row_positions = (rows.start + rows.length)[order]
-        ids = np.concatenate([last[order], *(_piece_tokens(fill, size) for fill, size in pieces)])
         piece_positions = [np.arange(fill.start + fill.done, fill.start + fill.done + size) for fill, size in pieces]
+        piece_tokens = (fill.tokens[places] for (fill, _), places in zip(pieces, piece_positions, strict=True))
+        ids = np.concatenate([last[order], *piece_tokens])
         plan = Plan(np.concatenate([row_positions, *piece_positions]))
         self._plan_rows(plan, order)
         complete, chains = self._plan_pieces(plan, pieces, len(order))
@@ -201,7 +194,9 @@ class PackedRunner:
         import torch
 
         complete, places = [], []
-        self._reserve([size + min(fill.room, MIN_SHARED) for fill, size in pieces if fill.block is None])
+        sizes = [size + min(fill.room, MIN_SHARED) for fill, size in pieces if fill.block is None]
+        for number, count in Counter(map(self._rows.class_for, sizes)).items():  # one resize per class
+            self._rows.classes[number].reserve(count)
         writes: dict[int, list[tuple[int, int, int]]] = {}  # size class -> first token, slot, size of prompts
         for fill, size in pieces:
             number = slot = 0
@@ -228,17 +223,12 @@ class PackedRunner:
             plan.writes.append(SlotWrite(self._rows.classes[number], *arrays))
         return complete, places
 
-    def _reserve(self, sizes: list[int]) -> None:
-        """Make room for rows of these sizes, with one resize per class."""
-        for number, count in Counter(map(self._rows.class_for, sizes)).items():
-            self._rows.classes[number].reserve(count)
-
     def _plan_levels(self, plan: Plan, order: Numbers, pieces: list[tuple[Fill, int]]) -> None:
         """Plan which tokens read which shared nodes, by the chains of rows and prompts."""
         tokens_of: dict[tuple[Node, ...], list[Numbers]] = {}
         chains = self._rows.chain[order]
         for number in np.unique(chains).tolist():
-            tokens_of.setdefault(self._rows.chain_nodes(number), []).append(np.nonzero(chains == number)[0])
+            tokens_of.setdefault(self._rows.chain_nodes[number], []).append(np.nonzero(chains == number)[0])
         start = len(order)
         for fill, size in pieces:
             tokens_of.setdefault(fill.nodes, []).append(np.arange(start, start + size))
@@ -301,8 +291,3 @@ class PackedRunner:
         if entries:
             number, slot, size, start, chain = np.array(entries, np.int64).T
             self._rows.add(size_class=number, slot=slot, length=size, start=start, chain=chain)
-
-
-def _piece_tokens(fill: Fill, size: int) -> Tokens:
-    begin = fill.start + fill.done
-    return fill.tokens[begin : begin + size]

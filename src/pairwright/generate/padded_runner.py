@@ -9,18 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pairwright.generate.kv_slots import Tokens, Wait
+from pairwright.generate.kv_slots import Numbers, Wait
 from pairwright.generate.requests import GenerateError
 
 _MAX_PADDING = 0.25  # share of a cohort
-Numbers = NDArray[np.int64]
 
 
 @dataclass(eq=False)
 class Prompt:
-    tokens: Tokens
+    tokens: Numbers
 
 
 @dataclass(eq=False)
@@ -62,8 +60,7 @@ class PaddedRunner:
         self._cohorts: list[_Cohort] = []
         self._waiting: list[Prompt] = []
 
-    def start(self, tokens: Tokens, *, users: int, room: int, is_forced: bool = False) -> Prompt | Wait:
-        """Begin a prompt if there is memory for it."""
+    def start(self, tokens: Numbers, *, users: int, room: int, is_forced: bool = False) -> Prompt | Wait:
         used = sum(cohort.num_tokens for cohort in self._cohorts) + sum(len(item.tokens) for item in self._waiting)
         if used + len(tokens) + users * min(room, 32) > self._max_cache_tokens and not is_forced:
             return "memory"

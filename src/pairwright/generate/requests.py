@@ -50,8 +50,6 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt as token ids, and its sampling settings."""
-
     prompt: Sequence[int] | Ids
     sampling: Sampling = field(default_factory=Sampling)
 

@@ -17,18 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pairwright.generate.draw_tokens import Drawers, draw, uniforms
-from pairwright.generate.kv_slots import Tokens
+from pairwright.generate.kv_slots import Numbers
 from pairwright.generate.requests import Choice, Finish, Piece, Request, Result
 from pairwright.generate.text_stream import TextStream
 
 OnPiece = Callable[[Piece], None]
-Numbers = NDArray[np.int64]
 
 
 class Runner(Protocol):
     """Interface of PackedRunner and PaddedRunner. A prompt that was started has its `tokens`."""
 
-    def start(self, tokens: Tokens, *, users: int, room: int, is_forced: bool = False) -> Any: ...
+    def start(self, tokens: Numbers, *, users: int, room: int, is_forced: bool = False) -> Any: ...
     def drop(self, prompt: Any) -> None: ...
     def fits(self, parent: Numbers) -> bool: ...
     def advance(self, parent: Numbers, last: Numbers) -> tuple[Any, list[Any]]: ...
@@ -71,7 +70,7 @@ class OpenChoice:
 class _Entry:
     """Choices that wait for the same prompt: a new request, or a row that returned to the queue."""
 
-    tokens: Tokens
+    tokens: Numbers
     choices: list[OpenChoice]
     group: Hashable
 
@@ -97,7 +96,7 @@ class Scheduler:
         self._open: list[OpenChoice] = []
         self._row = np.zeros(0, np.int64)
         self._last = np.zeros(0, np.int64)  # the token that was drawn last
-        self._arrays = _ChoiceArrays.of([])
+        self._settings = _settings_of([])
         self._logits: Any = None
 
     @property
@@ -137,8 +136,6 @@ class Scheduler:
         in_work = [entry for _, entries in self._fills.values() for entry in entries]
         return in_work + [entry for queue in self._queues.values() for entry in queue]
 
-    # The queue
-
     def _enqueue(self, entry: _Entry, *, is_first: bool = False) -> None:
         queue = self._queues.setdefault(entry.group, deque())
         queue.appendleft(entry) if is_first else queue.append(entry)
@@ -165,10 +162,7 @@ class Scheduler:
                 del self._queues[group]
 
     def _start_one(self, queue: deque[_Entry], *, is_forced: bool) -> int | None:
-        """Start the first entry of a queue that can start now; return its number of choices, None if none can.
-
-        An entry that waits for a prefix shared with another prompt does not block later entries.
-        """
+        """Start the first entry of a queue that can start now; return its number of choices, None if none can."""
         for place in range(min(len(queue), 512)):
             entry = queue[place]
             key = entry.tokens.tobytes()
@@ -180,7 +174,7 @@ class Scheduler:
                 prompt = self._runner.start(entry.tokens, users=users, room=room, is_forced=is_forced)
                 if prompt == "memory":
                     return None
-                if prompt == "shared":
+                if prompt == "shared":  # waits for another prompt, but does not block later entries
                     continue
                 self._fills[key] = (prompt, [entry])
             del queue[place]
@@ -220,8 +214,6 @@ class Scheduler:
             self._enqueue(entry, is_first=True)
         self._keep(~is_back)
 
-    # Rows
-
     def _next_rows(self) -> tuple[Numbers, Numbers]:
         """Return the rows to continue and their tokens: one for each distinct (row, last token) of the open choices."""
         while True:
@@ -238,7 +230,6 @@ class Scheduler:
             self._put_back(row >= len(keys) // 2)
 
     def _open_rows(self, prompts: list[Any]) -> None:
-        """Open the choices of complete prompts, with rows after all others."""
         entries, rows = [], []
         first = int(self._row.max()) + 1 if len(self._row) else 0
         for row, prompt in enumerate(prompts, first):
@@ -251,44 +242,41 @@ class Scheduler:
         self._row = np.concatenate([self._row, np.repeat(np.array(rows, np.int64), counts)])
         # placeholders: each choice draws a token before its entry is read
         self._last = np.concatenate([self._last, np.zeros(len(choices), np.int64)])
-        self._arrays = self._arrays.join(_ChoiceArrays.of(choices))
+        self._settings = np.concatenate([self._settings, _settings_of(choices)])
 
     def _keep(self, is_open: NDArray[np.bool_]) -> None:
-        """Keep these choices and drop the others."""
         self._open = [self._open[place] for place in np.nonzero(is_open)[0].tolist()]
         self._row, self._last = self._row[is_open], self._last[is_open]
-        self._arrays = self._arrays.select(is_open)
-
-    # Tokens
+        self._settings = self._settings[is_open]
 
     def _draw(self) -> None:
-        """Sample and store one token for every open choice, and end those that are complete."""
         import torch
 
-        arrays, logits = self._arrays, self._logits
-        uniform = uniforms(arrays.seed, arrays.index, arrays.position)
-        tokens = draw(logits, Drawers(self._row, uniform, arrays.temperature, arrays.top_p, arrays.top_k))
-        arrays.position += 1
+        settings, logits = self._settings, self._logits
+        uniform = uniforms(settings["seed"], settings["index"], settings["position"])
+        limits = (settings[name] for name in ("temperature", "top_p", "top_k"))
+        tokens = draw(logits, Drawers(self._row, uniform, *limits))
+        settings["position"] += 1
         self._last = tokens
         rows, ids = (torch.from_numpy(values).to(logits.device) for values in (self._row, tokens))
         logprobs = (logits[rows, ids] - logits.logsumexp(-1)[rows]).tolist()
         for choice, token, logprob in zip(self._open, tokens.tolist(), logprobs, strict=True):
             choice.tokens.append(token)
             choice.logprobs.append(logprob)
-        if arrays.num_top.any():
+        if settings["num_top"].any():
             for choice, top in zip(self._open, self._top_logprobs(), strict=True):
                 choice.top = choice.top or []
                 choice.top.append(top)
         is_stop = np.isin(tokens, self._stop_ids)
-        is_open = ~is_stop & (arrays.position < arrays.limit)
+        is_open = ~is_stop & (settings["position"] < settings["limit"])
         # choices that end, and those whose text may end them
-        for place in np.nonzero(~is_open | arrays.has_text)[0].tolist():
+        for place in np.nonzero(~is_open | settings["has_text"])[0].tolist():
             choice = self._open[place]
             if is_stop[place]:
                 choice.finish, choice.stop = "stop", choice.tokens[-1]
             elif not is_open[place]:
                 choice.finish = "length"
-            if arrays.has_text[place]:
+            if settings["has_text"][place]:
                 self._add_text(choice, choice.tokens[-1], logprobs[place])
             if choice.finish is not None:
                 is_open[place] = False
@@ -323,18 +311,16 @@ class Scheduler:
             )
 
     def _top_logprobs(self) -> list[tuple[tuple[int, float], ...]]:
-        """Return the most likely (id, log-probability) for each open choice, as many as requested."""
-        size = min(int(self._arrays.num_top.max()), self._logits.shape[-1])
-        rows = np.unique(self._row[self._arrays.num_top > 0])
+        num_top = self._settings["num_top"]
+        size = min(int(num_top.max()), self._logits.shape[-1])
+        rows = np.unique(self._row[num_top > 0])
         values, ids = (tensor.tolist() for tensor in self._logits[rows].log_softmax(-1).topk(size))
         place_of = {row: place for place, row in enumerate(rows.tolist())}
         tops: list[tuple[tuple[int, float], ...]] = []
-        for row, count in zip(self._row.tolist(), self._arrays.num_top.tolist(), strict=True):
+        for row, count in zip(self._row.tolist(), num_top.tolist(), strict=True):
             place = place_of.get(row, 0)
             tops.append(tuple(zip(ids[place][:count], values[place][:count], strict=True)) if count else ())
         return tops
-
-    # Ends
 
     def _end(self, choice: OpenChoice) -> None:
         ticket = choice.ticket
@@ -362,7 +348,6 @@ class Scheduler:
         )
 
     def _drop_cancelled(self) -> None:
-        """End the choices of cancelled requests in rows, prompts in progress and queues."""
         places = [place for place, choice in enumerate(self._open) if choice.ticket.is_cancelled]
         if places:
             is_open = np.ones(len(self._open), bool)
@@ -394,38 +379,28 @@ class Scheduler:
         self._end(choice)
 
 
-@dataclass
-class _ChoiceArrays:
-    """Settings of the open choices, one entry each, and the position of their next token."""
+_SETTINGS = np.dtype(
+    [
+        ("seed", np.uint64),
+        ("index", np.int64),
+        ("temperature", np.float64),
+        ("top_p", np.float64),
+        ("top_k", np.int64),
+        ("num_top", np.int64),
+        ("position", np.int64),  # of the next token
+        ("limit", np.int64),
+        ("has_text", bool),  # its text is streamed, or it has stop texts
+    ],
+    align=True,
+)
 
-    seed: NDArray[np.uint64]
-    index: Numbers
-    temperature: NDArray[np.float64]
-    top_p: NDArray[np.float64]
-    top_k: Numbers
-    num_top: Numbers
-    position: Numbers
-    limit: Numbers
-    has_text: NDArray[np.bool_]  # its text is streamed, or it has stop texts
 
-    @classmethod
-    def of(cls, choices: Sequence[OpenChoice]) -> "_ChoiceArrays":
-        samplings = [choice.ticket.request.sampling for choice in choices]
-        return cls(
-            np.array([item.seed for item in samplings], np.uint64),
-            np.array([choice.index for choice in choices], np.int64),
-            np.array([item.temperature for item in samplings], np.float64),
-            np.array([item.top_p for item in samplings], np.float64),
-            np.array([item.top_k for item in samplings], np.int64),
-            np.array([item.top_logprobs for item in samplings], np.int64),
-            np.array([len(choice.tokens) for choice in choices], np.int64),
-            np.array([choice.limit for choice in choices], np.int64),
-            np.array([bool(choice.ticket.on_piece or choice.ticket.request.sampling.stop) for choice in choices], bool),
-        )
-
-    def select(self, is_open: NDArray[np.bool_]) -> "_ChoiceArrays":
-        return _ChoiceArrays(*(values[is_open] for values in vars(self).values()))
-
-    def join(self, other: "_ChoiceArrays") -> "_ChoiceArrays":
-        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return _ChoiceArrays(*(np.concatenate(pair) for pair in pairs))
+def _settings_of(choices: Sequence[OpenChoice]) -> NDArray[np.void]:
+    """Return the settings of choices as a structured array, one entry each."""
+    rows = []
+    for choice in choices:
+        sampling = choice.ticket.request.sampling
+        has_text = bool(choice.ticket.on_piece or sampling.stop)
+        limits = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.top_logprobs)
+        rows.append((sampling.seed, choice.index, *limits, len(choice.tokens), choice.limit, has_text))
+    return np.array(rows, _SETTINGS)

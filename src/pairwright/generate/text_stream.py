@@ -27,7 +27,6 @@ class TextStream:
         return self._give(text[len(before) :])
 
     def finish(self) -> str:
-        """Return the rest of the text, after the last token."""
         if self.stop_text is not None:
             return ""
         before = self._decode(self._ids[self._start : self._end])
@@ -44,12 +43,11 @@ class TextStream:
             at, self.stop_text = min(matches)
             self._pending = ""
             return text[:at]
-        # hold back the longest end of the text that may be the beginning of a stop text
-        keep = max((_overlap(text, stop) for stop in self._stop), default=0)
+        keep = max((overlap(text, stop) for stop in self._stop), default=0)
         self._pending = text[len(text) - keep :]
         return text[: len(text) - keep]
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of the text that is a proper prefix of the stop text."""
+def overlap(text: str, stop: str) -> int:
+    """Length of the longest end of the text that is a proper prefix of `stop`: it has to be held back."""
     return next((size for size in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:size])), 0)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from pairwright.generate.text_stream import overlap
 from pairwright.records.messages import ToolCall
 
 
@@ -137,9 +138,7 @@ class CallStream:
         if at >= 0:
             self._is_call = True
         else:
-            # hold back the longest end of the text that may be the beginning of the opening tag
-            sizes = range(min(len(opening) - 1, len(self._held)), 0, -1)
-            at = len(self._held) - next((size for size in sizes if self._held.endswith(opening[:size])), 0)
+            at = len(self._held) - overlap(self._held, opening)
         text, self._held = self._held[:at], self._held[at:]
         return text
 

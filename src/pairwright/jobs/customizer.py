@@ -31,12 +31,10 @@ from pairwright.jobs.job import (
     read_job,
     write_job,
 )
-from pairwright.jobs.service_backend import Dialect
-from pairwright.jobs.service_client import as_number, require_field
+from pairwright.jobs.service_backend import Dialect, as_number, require_field
 from pairwright.paths import write_bytes
 from pairwright.records.messages import Json
 
-_JOBS = "/v1/customization/jobs"
 TRAINING, VALIDATION = "training/training_file.jsonl", "validation/validation_file.jsonl"
 # The service's metric names -> those of our trainer.
 _NAMES = {
@@ -66,6 +64,8 @@ class CustomizerApi(Dialect):
     id_field = "id"
     id_key = "job_id"
     token_keys = "backend.nemo_customizer.hf_token and api_token, and that they may use the namespace"
+
+    jobs_path = "/v1/customization/jobs"
 
     settings: NemoCustomizerConfig
 
@@ -193,31 +193,25 @@ class CustomizerApi(Dialect):
         return self.send_job(body)
 
     def send_job(self, body: Json) -> Json:
-        return require_field(self._sent("POST", _JOBS, json=body), "id", "a job")
+        return require_field(self._sent("POST", self.jobs_path, json=body), "id", "a job")
 
     def find_job(self, details: Json) -> Json | None:
-        matches = (row for row in self._rows(_JOBS) if row.get("name") == details["job_name"])
+        matches = (row for row in self._rows(self.jobs_path) if row.get("name") == details["job_name"])
         return next((row for row in matches if row.get("namespace") in (None, details["namespace"])), None)
 
     def new_details(self, answer: Json) -> Json:
         return {"job_id": answer["id"], "output_model": answer.get("output_model")}
 
-    def job_status(self, job_id: str) -> Json:
-        return self._got(f"{_JOBS}/{quote(job_id, safe='')}/status")
-
-    def cancel_job(self, job_id: str) -> Json:
-        return self._sent("POST", f"{_JOBS}/{quote(job_id, safe='')}/cancel")
-
     def new_log_lines(self, job_id: str, position: Any) -> tuple[list[str], Any]:
         # The service returns the whole log; the position is the number of lines already returned.
-        lines = list(_lines(self._got(f"{_JOBS}/{quote(job_id, safe='')}/container-logs")))
+        lines = list(_lines(self._got(self.job_path(job_id, "container-logs"))))
         num_seen = position or 0
         return lines[num_seen:], max(num_seen, len(lines))
 
     def record_status(self, folder: Path, job: Job, state: JobState, answer: Json) -> None:
         """Write the metrics of the job, and its model if it was not known when the job was created."""
         if not job.details.get("output_model") and state is JobState.COMPLETED:
-            output = self._got(f"{_JOBS}/{quote(job.details['job_id'], safe='')}").get("output_model")
+            output = self._got(f"{self.jobs_path}/{quote(job.details['job_id'], safe='')}").get("output_model")
             write_job(folder, change_job(job, details={**job.details, "output_model": output}))
         rows = metric_rows(answer)
         if rows:

@@ -63,12 +63,8 @@ def write_dataset(
 ) -> Dataset:
     """Export a pairs table to `folder` as a training and a validation file.
 
-    Args:
-        target: name of the export format.
-        names: file names for training and validation, relative to `folder`.
-        validation: share of pairs for validation, if the table has no split; 0 for none.
-        seed: seed of the split.
-        history: passed to the exporter as `ExportOptions.history`.
+    names: file names for training and validation, relative to `folder`.
+    validation: share of pairs for validation, if the table has no split; 0 for none.
     """
     table = with_split(pairs, folder / "pairs", validation=validation, seed=seed)
     refused: dict[str, int] = {}
@@ -97,10 +93,7 @@ def write_dataset(
 
 
 def _lost_by_text(pairs: Path) -> dict[str, int]:
-    """Count the sides that change if the trainer receives text instead of tokens.
-
-    Recorded token ids are lost, because the trainer encodes the text again, and truncated sides get a stop token.
-    """
+    """Count sides that change as text: recorded ids are encoded again, truncated sides get a stop token."""
     facts = {"recorded_ids_encoded_anew": "recorded", "stop_added_to_cut_answers": "cut"}
     columns = [f"{side}_{name}" for name in facts.values() for side in ("chosen", "rejected")]
     counts = dict.fromkeys(facts, 0)
@@ -117,7 +110,6 @@ def with_split(pairs: Path, output: Path, *, validation: float, seed: int) -> Pa
     if not narrow:
         raise BackendError(f"{pairs}: no pairs; see: pairwright pairs stats {pairs}")
     frame = pl.concat([table for table in narrow if isinstance(table, pl.DataFrame)])
-    # An existing split is kept.
     if validation <= 0 or (frame["split"] == "validation").any():
         return pairs
     split_column = splits(frame, validation=validation, seed=seed)

@@ -69,7 +69,6 @@ class JobState(StrEnum):
     COMPLETED = "completed"
 
 
-# States without further transitions.
 FINAL = frozenset({JobState.CANCELLED, JobState.FAILED, JobState.COMPLETED})
 # State transitions. A running job becomes pending again if a scheduler requeues it or the service restarts.
 TRANSITIONS: dict[JobState, frozenset[JobState]] = {
@@ -83,13 +82,11 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
 
 
 def states_before(new: JobState) -> list[JobState]:
-    """Return the states with a direct transition to `new`."""
     return [state for state, following in TRANSITIONS.items() if new in following]
 
 
 def can_become(old: JobState, new: JobState) -> bool:
     """Return whether `new` is reachable from `old` by any number of transitions, since polling may miss states."""
-    # Depth-first search over TRANSITIONS.
     reached, pending = set[JobState](), [old]
     while pending:
         following = TRANSITIONS[pending.pop()] - reached
@@ -129,7 +126,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 def new_job(backend: str, *, model: str, pairs: Path | None) -> Job:
     """Create a job in state `created`, with a unique id that sorts by time."""
     now = time.time()
-    # Sorts by time, and is unique without coordination.
     name = f"pw-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{os.urandom(4).hex()}"
     return Job(
         id=name,
@@ -231,8 +227,6 @@ class JobRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:
-    """A backend: its name and the functions that implement it."""
-
     name: str
     submit: Callable[[Path, JobRequest, Config, Say], Job]
     status: Callable[[Path, Job, Config], Status]

@@ -41,7 +41,6 @@ from pairwright.records.messages import Json
 COMMAND = (sys.executable, "-m", "pairwright.cli")
 CONFIG = "train-config.yaml"
 PROCESS, SERVER = "process", "server"  # folders of the trainer's and the model server's process
-# Maximum startup time of a model server.
 _SERVER_SECONDS = 300
 POLL_SECONDS = 1.0  # interval between two status checks
 CANCEL_SECONDS = 60.0  # grace period in which a cancelled job saves its checkpoint
@@ -121,7 +120,6 @@ def _outcome(folder: Path, job: Job, known: Status, code: int | None, result: Pa
 
 
 def train_progress(folder: Path, job: Job) -> Status:
-    """Read the progress of the local trainer from train.json and metrics.jsonl."""
     run = read_status(folder, strict=False)
     train_loss, validation_loss = last_losses(folder)
     if run is None:
@@ -169,7 +167,6 @@ def serve_result(folder: Path, job: Job, model: Path, config: Config, say: Say) 
     """Serve a model on a free port of the loopback interface and wait until it is healthy."""
     if job.state is not JobState.COMPLETED:
         raise BackendError(f"{job.id}: is {job.state}, and only a completed job can be deployed")
-    # Already deployed and running.
     if process.is_alive(folder / SERVER) and job.deployment:
         return job.deployment
     port = free_port()

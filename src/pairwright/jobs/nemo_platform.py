@@ -14,13 +14,11 @@ from pairwright.config.backend_config import NemoPlatformConfig
 from pairwright.errors import ConfigError
 from pairwright.jobs.dataset import Dataset, write_dataset
 from pairwright.jobs.job import BackendError, Job, JobState, Say, Status, Unreachable
-from pairwright.jobs.service_backend import Dialect
-from pairwright.jobs.service_client import as_number, innermost, require_field
+from pairwright.jobs.service_backend import Dialect, as_number, innermost, require_field
 from pairwright.records.messages import Json
 
 _TRAINING_STEP = "dpo-training"
 _FILES = ("training.jsonl", "validation.jsonl")
-# The platform's default.
 _BATCH_SIZE = 32
 _UPLOAD_SECONDS = 600
 _LOG_LINES = 1000
@@ -56,7 +54,7 @@ class PlatformApi(Dialect):
         space = quote(settings.workspace, safe="")
         self._files = f"/apis/files/v2/workspaces/{space}/filesets"
         self._rl_jobs = f"/apis/customization/v2/workspaces/{space}/rl/jobs"
-        self._jobs = f"/apis/jobs/v2/workspaces/{space}/jobs"
+        self.jobs_path = f"/apis/jobs/v2/workspaces/{space}/jobs"
 
     def tokens_by_host(self) -> dict[str, str | None]:
         if self.settings.base_url is None:
@@ -154,19 +152,13 @@ class PlatformApi(Dialect):
                 return row
         return None
 
-    def job_status(self, job_id: str) -> Json:
-        return self._got(f"{self._jobs}/{quote(job_id, safe='')}/status")
-
-    def cancel_job(self, job_id: str) -> Json:
-        return self._sent("POST", f"{self._jobs}/{quote(job_id, safe='')}/cancel")
-
     def new_log_lines(self, job_id: str, position: Any) -> tuple[list[str], Any]:
         # The position is the cursor of a page and the number of its lines read so far: the last page may still grow.
         cursor, num_seen = position or (None, 0)
         lines: list[str] = []
         while True:
             params = {"limit": _LOG_LINES} | ({"page_cursor": cursor} if cursor else {})
-            page = self._got(f"{self._jobs}/{quote(job_id, safe='')}/logs", params=params)
+            page = self._got(self.job_path(job_id, "logs"), params=params)
             rows = [row for row in page.get("data") or [] if isinstance(row, dict)]
             lines += [f"{row.get('job_step')}: {row.get('message')}" for row in rows[num_seen:]]
             if not page.get("next_page") or page["next_page"] == cursor:

@@ -17,17 +17,7 @@ from pairwright.errors import ConfigError, PairwrightError
 from pairwright.export.chat_lines import Unfit, chat_message
 from pairwright.jobs import process
 from pairwright.jobs.dataset import UNFAITHFUL, Dataset, write_dataset
-from pairwright.jobs.job import (
-    BackendError,
-    Job,
-    JobRequest,
-    JobState,
-    Say,
-    Status,
-    change_job,
-    new_job,
-    write_yaml,
-)
+from pairwright.jobs.job import BackendError, Job, JobRequest, JobState, Say, Status, change_job, new_job, write_yaml
 from pairwright.jobs.local import LOCAL, PROCESS, launch, process_status
 from pairwright.jobs.nemo_rl_config import nemo_rl_config
 from pairwright.jobs.translation import has_curriculum_order, model_folder, refuse_options
@@ -39,7 +29,6 @@ from pairwright.tokens.encode import encode_raw_text, is_raw_text
 
 
 def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
-    """Export the pairs, write configuration and launch script, and start the job if requested."""
     if request.pairs is None:
         raise ConfigError("the nemo-rl backend trains on pairs: give --pairs DIR")
     process.refuse_running(folder / PROCESS)
@@ -105,7 +94,6 @@ def deploy(folder: Path, job: Job, config: Config, say: Say) -> Json:
 
 
 def refuse_untranslatable(train: TrainConfig) -> None:
-    """Raise if options are set that NeMo RL does not support."""
     channels = train.channels.model_dump()
     asked = {
         "train.channels": any(weight for name, weight in channels.items() if name != "dpo"),
@@ -131,7 +119,6 @@ def refuse_unfaithful(dataset: Dataset, settings: NemoRlConfig) -> None:
 
 
 def _check(config: Config, request: JobRequest, settings: NemoRlConfig) -> None:
-    """Raise for options that NeMo RL does not support and, if launching, for missing programs and settings."""
     refuse_untranslatable(config.train)
     if request.launch:
         if settings.directory is None:
@@ -164,7 +151,6 @@ def _write_script(folder: Path, path: Path, settings: NemoRlConfig) -> Path:
 
 def _progress(folder: Path, job: Job) -> Status:
     """Read the progress from the checkpoint folders, which are named by step."""
-    # Only folders named step_N.
     steps = [
         int(path.name.removeprefix("step_"))
         for path in (folder / "nemo-rl" / "checkpoints").glob("step_*")
@@ -180,17 +166,13 @@ def _progress(folder: Path, job: Job) -> Status:
 
 
 def num_longer(pairs: Path, model: str, *, limit: int) -> int | None:
-    """Count the pairs with a side of more than `limit` tokens including the prompt.
-
-    Returns None if the tokenizer is not available locally.
-    """
+    """Count the pairs with a side of more than `limit` tokens including the prompt; None without a local tokenizer."""
     if not Path(model).is_dir():
         return None
     tokenizer = ChatTokenizer.from_folder(model)
     count = 0
     for pair in read_pairs(pairs):
         sides = (pair.chosen, pair.rejected)
-        # NeMo RL leaves out a pair if one of its sides is too long.
         count += any(_length(tokenizer, [*pair.prompt, *side], pair.tools) > limit for side in sides)
     return count
 

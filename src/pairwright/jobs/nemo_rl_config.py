@@ -19,7 +19,6 @@ from pairwright.records.messages import Json
 
 # Keys that `overrides` must not change: they define the data, the model and the output.
 _OURS = ("data", "policy.model_name", "policy.tokenizer", "checkpointing.checkpoint_dir", "checkpointing.enabled")
-# Dataset classes of NeMo RL.
 _CLASSES = {"preference": "PreferenceDataset", "binary": "BinaryPreferenceDataset"}
 
 
@@ -30,7 +29,6 @@ def nemo_rl_config(config: Config, dataset: Dataset, *, model: str, output: Path
     num_gpus = settings.gpus_per_node * settings.num_nodes
     size, _ = micro_batch(train, num_gpus=num_gpus, trainer="NeMo RL")
     per_epoch = steps_per_epoch(dataset.num_training, train, keeps_rest=False)
-    # One micro batch on each GPU.
     validated = max(size * num_gpus, 1)
     # No `split`: NeMo RL uses the only split of a JSONL file, and rejects null.
     source: Json = {"dataset_name": _CLASSES[settings.dataset]}
@@ -89,14 +87,12 @@ def nemo_rl_config(config: Config, dataset: Dataset, *, model: str, output: Path
         },
         "cluster": {"gpus_per_node": settings.gpus_per_node, "num_nodes": settings.num_nodes},
     }
-    # Applied last, so that overrides take precedence.
     for key, value in settings.overrides.items():
         _override(tree, key, value)
     return tree
 
 
 def _policy(train: TrainConfig, *, model: str, size: int, per_epoch: int, max_length: int) -> Json:
-    """Build the section `policy`: model, batch sizes, parallelism, optimizer and scheduler."""
     targets = list(train.lora.target_modules or [])
     # The file inherits nothing, so disabled features are explicit.
     return {
@@ -156,7 +152,6 @@ def _policy(train: TrainConfig, *, model: str, size: int, per_epoch: int, max_le
 
 def _scheduler(train: TrainConfig, num_steps: int) -> list[Json]:
     """Build the learning rate schedule as a sequence of torch schedulers, warm-up first."""
-    # Steps after the warm-up.
     rest = max(1, num_steps - train.warmup_steps)
     end = train.min_learning_rate / (train.learning_rate or LEARNING_RATE)
     after: dict[str, Json] = {
@@ -177,7 +172,6 @@ def _scheduler(train: TrainConfig, num_steps: int) -> list[Json]:
     return [
         {"name": "torch.optim.lr_scheduler.LinearLR", "kwargs": warmup},
         after[train.schedule],
-        # The step at which the next scheduler takes over.
         {"milestones": [train.warmup_steps]},
     ]
 
@@ -189,7 +183,6 @@ def _override(tree: Json, dotted: str, value: Any) -> None:
             f"backend.nemo_rl.overrides: {dotted} would train other data, another model or another tokenizer than the "
             f"job says"
         )
-    # Walks down the sections, creating those that are missing.
     *parents, last = dotted.split(".")
     for parent in parents:
         tree = tree.setdefault(parent, {})

@@ -31,10 +31,7 @@ def start(
     directory: str | Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> int:
-    """Start a command in a new session and return its process id. Its output is appended to `folder/log`.
-
-    `environment` is added to the environment of this process.
-    """
+    """Start a command in a new session and return its process id. `environment` is added to that of this process."""
     folder.mkdir(parents=True, exist_ok=True)
     fd = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
     try:
@@ -72,7 +69,6 @@ def refuse_running(folder: Path) -> None:
 
 
 def is_alive(folder: Path) -> bool:
-    """Return whether the process of a folder or its command is alive."""
     try:
         fd = os.open(folder / LOCK, os.O_RDWR)
     except FileNotFoundError:

@@ -145,7 +145,6 @@ def _read_failure(output: Path) -> _Failure | None:
 
 
 def _result(output: Path) -> "TrainResult":
-    """Read the result of a completed run from its folder."""
     from pairwright.training import TrainResult
 
     status = read_status(output)
@@ -163,7 +162,6 @@ def _result(output: Path) -> "TrainResult":
 
 @contextlib.contextmanager
 def _watch_metrics(output: Path, progress: Progress) -> Iterator[None]:
-    """Report metrics as the first worker writes them, from a background thread."""
     done = threading.Event()
     path = output / "metrics.jsonl"
     start = path.stat().st_size if path.exists() else 0

@@ -3,13 +3,20 @@
 The job reference is written before anything is sent, and contains a name that is unique to the run. After a lost
 response or a crash the job is found by that name, so it is neither created twice nor lost. A `Dialect` has the
 differences between services: an HTTP client that knows the paths, names and states of one service.
+
+The client is httpx instead of the vendor's SDK, which retries POST requests after a lost response (this can start a job
+twice), and accepts responses without required fields such as the job id. Here only requests that are safe to repeat are
+retried.
 """
 
+import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+from urllib.parse import quote
 
 from pairwright.config import Config
 from pairwright.config.backend_config import NemoPlatformConfig
@@ -19,6 +26,7 @@ from pairwright.errors import ConfigError
 from pairwright.jobs.dataset import Dataset
 from pairwright.jobs.job import (
     FINAL,
+    Answer,
     Backend,
     BackendError,
     Job,
@@ -34,14 +42,36 @@ from pairwright.jobs.job import (
     new_job,
     write_job,
 )
-from pairwright.jobs.service_client import ServiceClient
 from pairwright.jobs.translation import has_curriculum_order
 from pairwright.records.messages import Json
 
+if TYPE_CHECKING:  # loaded only for services: local jobs do not need it
+    import httpx
+
 Settings = NemoCustomizerConfig | NemoPlatformConfig
+_PAUSES = (0.5, 1.0)  # seconds between attempts
+# Status codes of temporary failures; all others are refusals.
+_AGAIN = (408, 425, 429, 500, 502, 503, 504)
+# At most 100,000 rows, so that a service that repeats a page does not cause an endless loop.
+_PAGE_SIZE = 100
+_MAX_PAGES = 1000
 
 
-class Dialect(ServiceClient, ABC):
+# httpx logs every request at INFO. A job is polled for hours: its GET requests are demoted to DEBUG.
+_IS_POLLING: ContextVar[bool] = ContextVar("is_polling", default=False)
+
+
+def _demote_polling(record: logging.LogRecord) -> bool:
+    if _IS_POLLING.get() and record.levelno == logging.INFO:
+        record.levelno, record.levelname = logging.DEBUG, "DEBUG"
+        return logging.getLogger(record.name).isEnabledFor(logging.DEBUG)
+    return True
+
+
+logging.getLogger("httpx").addFilter(_demote_polling)
+
+
+class Dialect(ABC):
     """Client of one service. A job's `details` have the data by which the dialect finds it."""
 
     backend: ClassVar[str]
@@ -57,6 +87,7 @@ class Dialect(ServiceClient, ABC):
     token_keys: ClassVar[str]
 
     settings: Settings
+    jobs_path: str
 
     @classmethod
     def settings_of(cls, config: Config) -> Settings:
@@ -70,9 +101,13 @@ class Dialect(ServiceClient, ABC):
 
     def __init__(self, settings: Settings, timeout_seconds: float = 60) -> None:
         """Open an HTTP client. Raises ConfigError if no address is set."""
+        import httpx
+
         self.settings = settings
-        tokens = self.tokens_by_host()
-        super().__init__(next(iter(tokens)), tokens, token_keys=self.token_keys, timeout_seconds=timeout_seconds)
+        self._tokens = self.tokens_by_host()
+        self.host = next(iter(self._tokens))
+        timeout = httpx.Timeout(timeout_seconds, connect=min(10, timeout_seconds))
+        self._client = httpx.Client(timeout=timeout, follow_redirects=False)
 
     @abstractmethod
     def tokens_by_host(self) -> dict[str, str | None]:
@@ -80,6 +115,9 @@ class Dialect(ServiceClient, ABC):
 
     def __enter__(self) -> Self:
         return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
 
     @abstractmethod
     def reference(self, job_id: str, model: str) -> Json:
@@ -102,14 +140,6 @@ class Dialect(ServiceClient, ABC):
         """Find a job by the unique name in its details; None if there is none."""
 
     @abstractmethod
-    def job_status(self, job_id: str) -> Json:
-        """Return the status document of a job."""
-
-    @abstractmethod
-    def cancel_job(self, job_id: str) -> Json:
-        """Ask the service to cancel a job. Returns a document with its `status`."""
-
-    @abstractmethod
     def new_log_lines(self, job_id: str, position: Any) -> tuple[list[str], Any]:
         """Return the log lines after `position` (None: the start) and the position after them."""
 
@@ -117,11 +147,22 @@ class Dialect(ServiceClient, ABC):
     def to_status(self, state: JobState, answer: Json) -> Status:
         """Convert a status document."""
 
+    def job_path(self, job_id: str, what: str) -> str:
+        return f"{self.jobs_path}/{quote(job_id, safe='')}/{what}"
+
+    def job_status(self, job_id: str) -> Json:
+        """Return the status document of a job."""
+        return self._got(self.job_path(job_id, "status"))
+
+    def cancel_job(self, job_id: str) -> Json:
+        """Ask the service to cancel a job. Returns a document with its `status`."""
+        return self._sent("POST", self.job_path(job_id, "cancel"))
+
     def new_details(self, answer: Json) -> Json:
         """Return the details that the document of a created job adds."""
         return {self.id_key: answer[self.id_field]}
 
-    def record_status(self, folder: Path, job: Job, state: JobState, answer: Json) -> None:
+    def record_status(self, folder: Path, job: Job, state: JobState, answer: Json) -> None:  # noqa: B027
         """Write further data of a status document, such as metrics. Does nothing by default."""
 
     def state_of(self, job_id: str, answer: Json) -> JobState:
@@ -248,3 +289,102 @@ class Dialect(ServiceClient, ABC):
             logs=cls.logs,
             wait_limits=cls.wait_limits,
         )
+
+    def _rows(self, path: str) -> Iterator[Json]:
+        """Yield all rows of a paginated list."""
+        for page in range(1, _MAX_PAGES + 1):
+            answer = self._got(path, params={"page": page, "page_size": _PAGE_SIZE})
+            rows = answer.get("data") or []
+            yield from (row for row in rows if isinstance(row, dict))
+            pagination = answer.get("pagination")
+            total = pagination.get("total_pages") if isinstance(pagination, dict) else None
+            # Without a total, pages are read until one is not full.
+            if not rows or (page >= total if isinstance(total, int) else len(rows) < _PAGE_SIZE):
+                return
+
+    def _got(self, path: str, **options: Any) -> Json:
+        """Send a GET request, with retries."""
+        return _retry(lambda: self._sent("GET", path, **options))
+
+    def _sent(self, method: str, path: str, **options: Any) -> Json:
+        response = self._request(method, self.host, path, **options)
+        try:
+            value = response.json()
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise Unreachable(f"{method} {self.host}{path}: expected a JSON object, got {response.text[:200]!r}")
+        return value
+
+    def _created(self, host: str, path: str, *, there: tuple[int, ...] = (409,), **options: Any) -> bool:
+        """Send a create request, with retries. Returns False on a status in `there` (already exists)."""
+        try:
+            _retry(lambda: self._request("POST", host, path, **options))
+        except ServiceError as error:
+            if error.status in there:
+                return False
+            raise
+        return True
+
+    def _request(self, method: str, host: str, path: str, **options: Any) -> "httpx.Response":
+        """Send a request. Raises Unreachable for transport errors and retryable statuses, else ServiceError."""
+        import httpx
+
+        token = self._tokens[host]
+        headers = {**options.pop("headers", {}), **({"authorization": f"Bearer {token}"} if token else {})}
+        where = f"{method} {host}{path}"
+        polling = _IS_POLLING.set(method == "GET")
+        try:
+            response = self._client.request(method, host + path, headers=headers, **options)
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            raise Unreachable(f"{where}: {type(error).__name__}: {error}") from error
+        finally:
+            _IS_POLLING.reset(polling)
+        if response.is_success:
+            return response
+        message = f"{where}: {response.status_code}: {_words(response)}"
+        if response.status_code in _AGAIN:
+            raise Unreachable(message)
+        if response.status_code in (401, 403):
+            message += f": check {self.token_keys}"
+        raise ServiceError(message, status=response.status_code)
+
+
+def _retry(send: Callable[[], Answer]) -> Answer:
+    """Send a request that is safe to repeat, up to three times with growing pauses."""
+    for pause in _PAUSES:
+        try:
+            return send()
+        except Unreachable:
+            time.sleep(pause)
+    return send()
+
+
+def require_field(value: Json, field: str, what: str) -> Json:
+    if not isinstance(value.get(field), str) or not value[field]:
+        raise ServiceError(f"the service answered without the {field} of {what}: {str(value)[:200]}", status=200)
+    return value
+
+
+def as_number(value: Any) -> float | None:
+    """Return a JSON number as float; None for anything else, including booleans."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _words(response: "httpx.Response") -> str:
+    """Extract the error message from a response, without the JSON around it."""
+    try:
+        value = response.json()
+    except ValueError:
+        return response.text[:500]
+    return str(innermost(value))[:1000]
+
+
+def innermost(value: Any) -> Any:
+    """Return the innermost message of an error, as in {"detail": {"error": {"message": ...}}}."""
+    while isinstance(value, dict):
+        inner = next((value[key] for key in ("detail", "error", "message", "reason") if value.get(key)), None)
+        if inner is None:
+            break
+        value = inner
+    return value

@@ -32,10 +32,7 @@ def refuse_options(train: TrainConfig, asked: dict[str, bool], *, trainer: str) 
 
 
 def has_curriculum_order(pairs: Path, *, trainer: str, keeps_order: bool = False) -> bool:
-    """Return whether a pairs table is in curriculum order. Raises if `trainer` would not follow it.
-
-    External trainers that shuffle (not `keeps_order`) lose the order.
-    """
+    """Return whether a pairs table is in curriculum order. Raises if `trainer` shuffles it (not `keeps_order`)."""
     curriculum = read_curriculum(pairs)
     if curriculum is not None and not keeps_order:
         raise ConfigError(

@@ -16,17 +16,7 @@ from pairwright.errors import ConfigError
 from pairwright.export.exporter import begins_with_text
 from pairwright.jobs import process
 from pairwright.jobs.dataset import Dataset, with_split
-from pairwright.jobs.job import (
-    BackendError,
-    Job,
-    JobRequest,
-    JobState,
-    Say,
-    Status,
-    change_job,
-    new_job,
-    write_yaml,
-)
+from pairwright.jobs.job import BackendError, Job, JobRequest, JobState, Say, Status, change_job, new_job, write_yaml
 from pairwright.jobs.local import LOCAL, PROCESS, launch, process_status, serve_result
 from pairwright.jobs.translation import (
     has_curriculum_order,
@@ -48,7 +38,6 @@ _ROW_OPTIONS = {"where", "score", "kto", "dpo", "credit", "precision", "device"}
 
 
 def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
-    """Encode the data, write the rows and the configuration, and start TRL if requested."""
     process.refuse_running(folder / PROCESS)
     settings = config.backend.trl
     kind = _check(config.train, settings.options)
@@ -72,7 +61,6 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
 
 
 def write_rows(folder: Path, request: JobRequest, config: Config, kind: str, model: Path) -> Dataset:
-    """Encode pairs or runs, and write the rows of each split."""
     files = folder / "exports" / "trl"
     source = request.experience if kind == "kto" or request.pairs is None else request.pairs
     if source is None or (kind == "dpo" and request.pairs is None):
@@ -148,7 +136,6 @@ def trl_tree(config: Config, dataset: Dataset, *, kind: str, model: str, output:
         "report_to": list(train.report_to) or "none",
         "save_strategy": "steps",
         "save_steps": train.save_every or per_epoch,
-        # The best ones, and the last.
         "save_total_limit": train.keep_top_k + 1,
         "eval_strategy": "no" if dataset.validation is None else "steps",
         "eval_steps": steps_between(train.val_check_interval, per_epoch),
@@ -212,7 +199,6 @@ def _check(train: TrainConfig, options: Json) -> str:
 
 
 def _progress(folder: Path, job: Job) -> Status:
-    """Read the progress from trainer_state.json of the newest checkpoint."""
     # Sorted by time: checkpoint-10 would sort before checkpoint-9 by name.
     states = sorted((folder / "model").glob("checkpoint-*/trainer_state.json"), key=lambda path: path.stat().st_mtime)
     state: Json = {}

@@ -61,7 +61,10 @@ def convert_gguf(
         temporary.mkdir()
         config = _config(fields, tensors, file) | {"dtype": chosen}
         write_json(temporary / "config.json", config)
-        write_json(temporary / "generation_config.json", _generation(fields))
+        bos, pad = config["bos_token_id"], config["pad_token_id"]
+        ends = {"bos_token_id": bos, "eos_token_id": stop_ids(fields), "pad_token_id": pad}
+        given = {name: value for name, value in ends.items() if value not in (None, [])}
+        write_json(temporary / "generation_config.json", given)
         _write_tokenizer(fields, temporary, file, tokenizer)
         heads = config["num_attention_heads"], config["num_key_value_heads"]
         in_file = {target: name for name, target in names.items()}
@@ -108,7 +111,6 @@ def read_tensor(tensor: Any, heads: int | None) -> NDArray[np.float32]:
 
 
 def _field(fields: Json, name: str, file: Path, default: Any = None) -> Any:
-    """Return a metadata value of the model's family."""
     value = fields.get(f"{fields['general.architecture']}.{name}", default)
     if value is None:
         raise ConvertError(f"{file}: has no {fields['general.architecture']}.{name}")
@@ -167,15 +169,6 @@ def _rope_scaling(fields: Json, tensors: dict[str, Any], file: Path, *, head_dim
         original = _field(fields, "rope.scaling.original_context_length", file)
         scaling["original_max_position_embeddings"] = original
     return scaling
-
-
-def _generation(fields: Json) -> Json:
-    ends = {
-        "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": stop_ids(fields),
-        "pad_token_id": fields.get("tokenizer.ggml.padding_token_id"),
-    }
-    return {name: value for name, value in ends.items() if value not in (None, [])}
 
 
 def _write_tokenizer(fields: Json, folder: Path, file: Path, source: Path | None) -> None:

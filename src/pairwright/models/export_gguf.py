@@ -50,13 +50,10 @@ def write_gguf(
 ) -> Json:
     """Write the model of a folder as a GGUF file; return its family, types and bytes.
 
-    folder: the model's folder; with `adapter`, the base model's.
-    path: the file to write or replace.
+    folder: the model's folder; with `adapter`, which is merged into the weights, the base model's.
     to: type of the matrices, one of `TYPES`.
-    adapter: merged into the weights.
     like: a GGUF file whose types are used instead of `to`.
     name: the model's name in the file; by default the file's stem.
-    progress: called with the number of tensors written and the total.
     """
     import gguf
 
@@ -166,7 +163,6 @@ class _Tensors:
                 )
 
     def encode(self, name: str) -> NDArray[Any]:
-        """Return the data of a tensor in the file."""
         import gguf
 
         _, type_ = self.layout[name]

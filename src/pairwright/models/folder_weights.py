@@ -98,7 +98,6 @@ class Adapter:
             raise ConvertError(f"{folder}: {len(tensors)} tensors, of which {2 * len(self.pairs)} are LoRA matrices")
 
     def scale(self, rank: int) -> float:
-        """Return the factor of B·A."""
         divisor = math.sqrt(rank) if self.config.get("use_rslora") else rank
         return float(self.config["lora_alpha"]) / divisor
 
@@ -165,11 +164,7 @@ def write_safetensors(
     dtype: str,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> int:
-    """Write tensors one at a time, so that memory holds only one; return the bytes of the file.
-
-    shapes: names and shapes in the order of writing.
-    read: returns a tensor by name.
-    """
+    """Write the tensors in the order of `shapes`, one at a time to save memory; return the bytes of the file."""
     header: Json = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in shapes.items():

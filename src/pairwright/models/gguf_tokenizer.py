@@ -47,11 +47,7 @@ PROBE_TEXTS = (
 
 
 def build_tokenizer(fields: Json, where: str) -> Tokenizer:
-    """Build the tokenizer from a file's metadata.
-
-    fields: keys and values of the file.
-    where: the file's name, for errors.
-    """
+    """Build the tokenizer from a file's metadata. `where`: the file's name, for errors."""
     kind = fields.get("tokenizer.ggml.model")
     if kind == "gpt2":
         backend = _byte_level(fields, where)
@@ -166,7 +162,6 @@ def _sentencepiece(fields: Json, where: str) -> Tokenizer:
 def tokenizer_fields(tokenizer: ChatTokenizer, where: str, *, num_embeddings: int) -> Json:
     """Return the metadata of a tokenizer, from which `build_tokenizer` gives the same ids.
 
-    tokenizer: the tokenizer of the model's folder.
     where: the folder's name, for errors.
     num_embeddings: rows of the model's embedding; ids that are not tokens become unused ones.
     """

@@ -33,12 +33,7 @@ class ChatParts(NamedTuple):
 
 
 def modelfile(tokenizer: ChatTokenizer, model: str, where: str) -> tuple[str, list[str]]:
-    """Return the text of a Modelfile, and notes on limits of Ollama's template.
-
-    tokenizer: the tokenizer of the model's folder.
-    model: name of the GGUF file in the folder of the Modelfile.
-    where: the folder's name, for errors.
-    """
+    """Return the text of a Modelfile for the GGUF file `model`, and notes on limits of Ollama's template."""
     parts = chat_parts(tokenizer, where)
     template = go_template(parts)
     if '"""' in template:
@@ -99,7 +94,6 @@ def chat_parts(tokenizer: ChatTokenizer, where: str) -> ChatParts:
 
 
 def _split(tokenizer: ChatTokenizer, roles: list[str], *, generation: bool = True) -> list[str]:
-    """Render a chat, and split it at the contents of its messages."""
     messages = list(zip(roles, _MARKS, strict=False))
     text = _render(tokenizer, messages, generation=generation)
     pieces = []

@@ -1,25 +1,36 @@
-"""Convert client requests to engine requests."""
+"""Convert client requests to engine requests: no request can make the template run or allocate without bound."""
 
 import os
 from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
 
 from pairwright.errors import RecordError
 from pairwright.generate import Engine, GenerateError, Request, Sampling
 from pairwright.generate.template_variables import KEY
 from pairwright.records.messages import Json, Message
-from pairwright.serve.limited_chat import check_chat, check_completion
 from pairwright.serve.openai_errors import Refused
 from pairwright.serve.openai_schema import ChatAsked, CompletionAsked
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.shapes.chat_messages import message_from_chat
+from pairwright.tokens.refusals import TemplateError
+from pairwright.tokens.template.render import Template, plain_chat
 
+_MAX_ITEMS = {"messages": 4096, "tools": 512, "prompt": 1024}
+_MAX_TOKENS = 2**20  # prompts x n x max_tokens
+_SECONDS = 5.0  # timeout of one render
+_MAX_TEMPLATES = 64  # cached templates, one per set of variables
+_MAX_BYTES = 4 * 2**20  # maximum size of a prompt, which takes some seconds to tokenise
+_BYTES_PER_TOKEN = 32  # bounds the text for a context; no tokenizer averages more
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 def chat_request(engine: Engine, asked: ChatAsked) -> Request:
     """Render a chat with the template of the model. Tools are left out if `tool_choice` is "none"."""
-    check_chat(asked, engine.context)
+    _check_chat(asked, engine.context)
     messages = [_message(value, f"messages[{number}]") for number, value in enumerate(asked.messages)]
     # Without tools the template does not mention them, so the model cannot call any.
     tools: Sequence[Json] = [] if asked.tool_choice == "none" else asked.tools or []
@@ -38,8 +49,7 @@ def chat_request(engine: Engine, asked: ChatAsked) -> Request:
 
 
 def completion_requests(engine: Engine, asked: CompletionAsked) -> list[Request]:
-    """Build one request per prompt."""
-    check_completion(asked, engine.context)
+    _check_completion(asked, engine.context)
     try:
         sampling = _sampling(asked, asked.max_tokens, top=asked.logprobs or 0)
         prompts = [engine.text_ids(item).tolist() if isinstance(item, str) else item for item in asked.prompts]
@@ -108,3 +118,72 @@ def _refusal_of(error: GenerateError) -> Refused:
     # The engine has one exception for all refusals; clients detect a prompt that is too long by the code.
     code = "context_length_exceeded" if "the context of" in str(error) else None
     return Refused(str(error), param=KEY if str(error).startswith(f"{KEY}: ") else None, code=code)
+
+
+def _check_chat(asked: ChatAsked, context: int) -> None:
+    """Refuse a chat that is too large, before anything is rendered."""
+    _check_count("messages", len(asked.messages))
+    _check_count("tools", len(asked.tools or ()))
+    size = len(msgspec.json.encode((asked.messages, asked.tools, asked.chat_template_kwargs)))
+    _check_bytes("messages", size, context)
+    _check_work(asked.n or 1, asked.limit, context)
+
+
+def _check_completion(asked: CompletionAsked, context: int) -> None:
+    """Refuse prompts that are too many or too long, before they are tokenised."""
+    prompts = asked.prompts
+    _check_count("prompt", len(prompts))
+    for number, prompt in enumerate(prompts):
+        if isinstance(prompt, str):
+            _check_bytes(f"prompt[{number}]", len(prompt), context)
+    _check_work(len(prompts) * (asked.n or 1), asked.max_tokens, context)
+
+
+def _check_count(param: str, count: int) -> None:
+    limit = _MAX_ITEMS[param]
+    if count > limit:
+        raise Refused(f"{param}: {count:,} in one request, at most {limit:,}", param=param, code="too_many_items")
+
+
+def _check_work(num_choices: int, max_tokens: int | None, context: int) -> None:
+    num_tokens = min(max_tokens or context, context)
+    # one choice up to the full context is always allowed
+    if num_choices > 1 and num_choices * num_tokens > _MAX_TOKENS:
+        raise Refused(
+            f"{num_choices:,} choices of up to {num_tokens:,} tokens are more than {_MAX_TOKENS:,} tokens in "
+            f"one request: ask for fewer choices or a smaller max_tokens",
+            param="max_tokens",
+            code="request_too_large",
+        )
+
+
+def _check_bytes(param: str, size: int, context: int) -> None:
+    limit = min(max(65_536, _BYTES_PER_TOKEN * context), _MAX_BYTES)
+    if size > limit:
+        raise Refused(
+            f"{param}: {size:,} bytes are too many for a context of {context:,} tokens: at most {limit:,} are read",
+            param=param,
+            code="context_length_exceeded",
+        )
+
+
+def limit_templates(engine: Engine) -> None:
+    """Make an engine render chats with the limits of the tokens stage. The text is the same."""
+    templates: dict[bytes, Template] = {}
+
+    def render(chat: list[Json], tools: list[Json] | None, variables: Json | None) -> str:
+        source: Any = engine.tokenizer.chat_template
+        if isinstance(source, dict):
+            source = source["tool_use" if tools and "tool_use" in source else "default"]
+        key = msgspec.json.encode((source, variables), order="deterministic")
+        try:
+            if key not in templates:
+                if len(templates) >= _MAX_TEMPLATES:
+                    templates.clear()
+                names = {**engine.tokenizer.special_tokens_map, **(variables or {})}
+                templates[key] = Template(source, variables=names, clock=datetime.now, seconds=_SECONDS)
+            return templates[key].text(plain_chat(chat), tools, prompt=True)
+        except TemplateError as error:
+            raise GenerateError(f"the chat template refuses this conversation: {error}") from None
+
+    engine.use_renderer(render)

@@ -22,13 +22,11 @@ from starlette.routing import Route
 from pairwright.engines.listening import is_foreign, read_body, wait_for_disconnect
 from pairwright.generate import Batcher, Engine
 from pairwright.records.messages import Json
-from pairwright.serve.engine_requests import chat_request, completion_requests
+from pairwright.serve.engine_requests import chat_request, completion_requests, limit_templates
 from pairwright.serve.event_stream import chat_events, completion_events
-from pairwright.serve.limited_chat import limit_templates
-from pairwright.serve.openai_answers import chat_answer, completion_answer, envelope
+from pairwright.serve.openai_answers import TokenTexts, chat_answer, completion_answer, envelope
 from pairwright.serve.openai_errors import Refused, broken, invalid
 from pairwright.serve.openai_schema import ChatAsked, CompletionAsked
-from pairwright.serve.token_texts import TokenTexts
 
 Asked = TypeVar("Asked", ChatAsked, CompletionAsked)
 _SMALL_BODY = 65_536
@@ -54,12 +52,10 @@ class ModelServer:
         self.prompts = ThreadPoolExecutor(1, thread_name_prefix="prompts")
         limit_templates(self.engine)
         self.texts = TokenTexts(self.engine)
-        # The tool call format of the chat template; None if unknown.
         self.form = self.engine.call_format
 
 
 def model_app(server: ModelServer) -> Starlette:
-    """Create the Starlette application."""
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -111,14 +107,10 @@ async def completions(server: ModelServer, request: Request) -> Response:
     head = envelope("text_completion", "cmpl", asked.model)
     if asked.stream:
         return _stream(server, completion_events(server.batcher, wanted, asked, head, server.texts))
-    results = await _while_connected(request, _all(server.batcher, wanted))
+    group = object()  # one per request, for fair scheduling among requests
+    work = asyncio.gather(*(server.batcher.submit(item, group=group) for item in wanted))
+    results = await _while_connected(request, work)
     return JSONResponse(completion_answer(head, asked, results, [item.prompt for item in wanted], server.texts))
-
-
-async def _all(batcher: Batcher, wanted: list[Any]) -> list[Any]:
-    # one group per request, for fair scheduling among requests
-    group = object()
-    return list(await asyncio.gather(*(batcher.submit(item, group=group) for item in wanted)))
 
 
 def _bound(server: ModelServer, handler: Handler) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -179,7 +171,6 @@ def _parse(body: bytes, shape: type[Asked]) -> Asked:
 
 
 async def _body(server: ModelServer, request: Request) -> bytes:
-    """Read the request body. Raises Refused if it is above the size limit or compressed."""
     limit = server.max_body_bytes
     too_large = Refused(f"the body has more than {limit:,} bytes", status=413, code="body_too_large")
     claimed = request.headers.get("content-length", "0")
@@ -194,7 +185,7 @@ async def _body(server: ModelServer, request: Request) -> bytes:
     return body
 
 
-async def _while_connected(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
+async def _while_connected(request: Request, work: Awaitable[Any]) -> Any:
     """Await `work`, and cancel it if the client disconnects."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(wait_for_disconnect(request))
@@ -233,22 +224,14 @@ def _check_token(server: ModelServer, request: Request) -> None:
     header = request.headers.get("authorization", "")
     # Constant time, so that timing reveals nothing about the token.
     if not hmac.compare_digest(header.encode(), f"Bearer {server.token}".encode()):
-        raise Refused(
-            "a valid token is needed: Authorization: Bearer TOKEN",
-            status=401,
-            kind="authentication_error",
-            code="invalid_api_key",
-        )
+        message = "a valid token is needed: Authorization: Bearer TOKEN"
+        raise Refused(message, status=401, kind="authentication_error", code="invalid_api_key")
 
 
 def _check_name(server: ModelServer, name: str) -> None:
     if name not in server.names:
-        raise Refused(
-            f"no model {name!r} here; this server has {', '.join(server.names)}",
-            status=404,
-            param="model",
-            code="model_not_found",
-        )
+        message = f"no model {name!r} here; this server has {', '.join(server.names)}"
+        raise Refused(message, status=404, param="model", code="model_not_found")
 
 
 def _card(server: ModelServer, name: str) -> Json:

@@ -33,7 +33,6 @@ def serve_folder(
     tools_as_text: str = "off",
     say: Callable[[str], None],
 ) -> None:
-    """Load a model folder and serve it until the process is stopped."""
     check_address(host, token)
     if not any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise PairwrightError(f"{folder}: not a model folder: it has no config.json and no adapter_config.json")

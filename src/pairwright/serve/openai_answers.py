@@ -4,14 +4,56 @@
 """
 
 import os
+import re
 import time
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
-from pairwright.generate import Choice, Result
+from pairwright.generate import Engine, Result
 from pairwright.generate.tool_calls import CallFormat, split_calls
 from pairwright.records.messages import Json, ToolCall
 from pairwright.serve.openai_schema import ChatAsked, CompletionAsked
-from pairwright.serve.token_texts import TokenTexts
+
+# SentencePiece writes a byte without a token as <0x0A>.
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+_LEAST = -9999.0  # OpenAI's value for a probability of zero; JSON has no infinity
+
+
+class TokenTexts:
+    """Cache of the text and bytes of single tokens, for log-probabilities; a token may be part of a character."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        # token id -> its text, and its bytes as numbers
+        self._known: dict[int, tuple[str, list[int]]] = {}
+        backend = getattr(engine.tokenizer, "backend_tokenizer", None)
+        self._is_byte_level = backend is not None and "ByteLevel" in str(backend.decoder)
+
+    def logprob(self, token: int, logprob: float) -> Json:
+        if token not in self._known:
+            self._known[token] = self._read_token(token)
+        text, as_bytes = self._known[token]
+        return {"token": text, "logprob": max(float(logprob), _LEAST), "bytes": as_bytes}
+
+    def _read_token(self, token: int) -> tuple[str, list[int]]:
+        piece = str(self._engine.tokenizer.convert_ids_to_tokens(int(token)))
+        if match := _BYTE.fullmatch(piece):
+            content = bytes([int(match[1], 16)])
+        # Byte-level BPE: each letter of the token represents one byte.
+        elif self._is_byte_level and all(character in byte_letters() for character in piece):
+            content = bytes(byte_letters()[character] for character in piece)
+        else:
+            content = self._engine.text([token], skip_special_tokens=False).encode()
+        return content.decode("utf-8", "replace"), list(content)
+
+
+@lru_cache(1)
+def byte_letters() -> dict[str, int]:
+    """Map the characters of byte-level BPE to bytes: printable bytes to themselves, others from code point 256 on."""
+    printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    letters = {chr(number): number for number in printed}
+    others = [number for number in range(256) if number not in set(printed)]
+    return letters | {chr(256 + place): number for place, number in enumerate(others)}
 
 
 def envelope(kind: str, prefix: str, model: str) -> Json:
@@ -22,7 +64,6 @@ def envelope(kind: str, prefix: str, model: str) -> Json:
 def chat_answer(
     head: Json, asked: ChatAsked, result: Result, prompt: Iterable[int], texts: TokenTexts, form: CallFormat | None
 ) -> Json:
-    """Build the response of a chat completion."""
     choices = []
     for choice in result.choices:
         content, calls = split_calls(form, choice.text)
@@ -34,8 +75,12 @@ def chat_answer(
             "index": choice.index,
             "message": message,
             "finish_reason": finish_reason(choice.finish_reason, calls),
-            "logprobs": chat_logprobs(choice, asked, texts),
+            "logprobs": None,
         }
+        if asked.logprobs:
+            tops = choice.top_logprobs or [()] * len(choice.tokens)
+            tokens = zip(choice.tokens.tolist(), choice.logprobs.tolist(), tops, strict=True)
+            body["logprobs"] = {"content": [chat_logprob(*token, texts) for token in tokens], "refusal": None}
         if asked.return_token_ids:
             body["token_ids"] = choice.tokens.tolist()
         choices.append(body)
@@ -55,7 +100,6 @@ def completion_answer(
                 tops = choice.top_logprobs if asked.logprobs else ()
                 logprobs = completion_logprobs(choice.tokens.tolist(), choice.logprobs.tolist(), tops, texts)
             body: Json = {
-                # Indices are global across prompts.
                 "index": len(choices),
                 "text": choice.text,
                 "finish_reason": finish_reason(choice.finish_reason, []),
@@ -81,19 +125,6 @@ def call_json(call: ToolCall) -> Json:
         "id": f"call_{os.urandom(12).hex()}",
         "type": "function",
         "function": {"name": call.name, "arguments": call.arguments},
-    }
-
-
-def chat_logprobs(choice: Choice, asked: ChatAsked, texts: TokenTexts) -> Json | None:
-    if not asked.logprobs:
-        return None
-    tops = choice.top_logprobs or [()] * len(choice.tokens)
-    return {
-        "content": [
-            chat_logprob(token, logprob, top, texts)
-            for token, logprob, top in zip(choice.tokens.tolist(), choice.logprobs.tolist(), tops, strict=True)
-        ],
-        "refusal": None,
     }
 
 

@@ -46,10 +46,7 @@ def invalid(error: pydantic.ValidationError) -> Refused:
 
 
 def broken(error: Exception) -> Refused:
-    """Convert an unexpected error to a 500 response, and log it with its traceback.
-
-    The client gets the message of a PairwrightError, else only the type of the error.
-    """
+    """Log an unexpected error, and convert it to a 500 response: the message of a PairwrightError, else the type."""
     _log.error("a request failed", exc_info=error)
     words = str(error) if isinstance(error, PairwrightError) else f"{type(error).__name__}; see the server's log"
     return Refused(f"the model could not answer: {words}", status=500, kind="server_error", code="server_error")

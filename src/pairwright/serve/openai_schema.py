@@ -38,7 +38,6 @@ class _Asked(BaseModel):
     prompt_cache_key: str | None = None
     metadata: Json | None = None
 
-    # A single text becomes a list.
     @field_validator("stop", mode="before")
     @classmethod
     def _listed(cls, value: Any) -> Any:

@@ -78,7 +78,6 @@ def authenticate(headers: Headers, context: Context) -> Caller:
 
 
 async def caller(request: Request) -> Caller:
-    """Return the caller that `Authentication` found."""
     value = request.scope["state"]["caller"]
     assert isinstance(value, Caller)
     return value

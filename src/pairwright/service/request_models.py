@@ -1,6 +1,5 @@
 """Request bodies as pydantic models. Unknown keys are refused."""
 
-import math
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -31,12 +30,6 @@ def _no_bool(value: Any) -> Any:
     return value
 
 
-def _finite(value: float) -> float:
-    if not math.isfinite(value):
-        raise ValueError("expected a finite number")
-    return value
-
-
 def _model_name(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
@@ -51,7 +44,7 @@ ModelName = Annotated[str, Field(max_length=500)]
 Json = Annotated[dict[str, Any], AfterValidator(_plain)]
 # A model given by name, or as an object with its name.
 ModelReference = Annotated[ModelName, BeforeValidator(_model_name, json_schema_input_type=ModelName | Json)]
-Number = Annotated[float, BeforeValidator(_no_bool), AfterValidator(_finite)]
+Number = Annotated[float, BeforeValidator(_no_bool)]
 Count = Annotated[int, BeforeValidator(_no_bool)]
 
 
@@ -252,10 +245,8 @@ class ModelBody(ModelEntry, Described):
     namespace: Name = "default"
 
 
-# Updates: missing keys keep their values.
-
-
 class NamespaceUpdate(Described):
+    # In every update, missing keys keep their values.
     schema_version: Name | None = Field(default=None, exclude=True)
 
 

@@ -1,5 +1,6 @@
 """The server process: one per data folder."""
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -24,6 +25,8 @@ from pairwright.service.settings import Settings
 
 def serve(settings: Settings, *, host: str, port: int, say: Callable[[str], None]) -> None:
     """Run the service until a signal stops it."""
+    from pairwright.service.api.app import create_app
+
     # Applies to all files of this process, its workers and its model servers.
     os.umask(0o077)
     # Held for the life of the process; the kernel releases it even after a crash.
@@ -32,27 +35,18 @@ def serve(settings: Settings, *, host: str, port: int, say: Callable[[str], None
     settings.incoming.mkdir(exist_ok=True, mode=0o700)
     before, tempfile.tempdir = tempfile.tempdir, str(settings.incoming)
     try:
-        _serve(settings, host, port, say)
+        with contextlib.closing(Database(settings.url)) as database:
+            # Counted in the database, since another command creates tokens.
+            num_tokens = count_tokens(database)
+            check_binding(host, num_tokens)
+            context = Context(settings, database, Blobs(settings.data), needs_token=num_tokens > 0)
+            tidy(context)
+            listener = listen(host, port)
+            say(f"jobs are served on {url_of(listener)} from {settings.data} (Ctrl-C saves checkpoints and stops)")
+            serve_app(create_app(context), listener, timeout_keep_alive=30)
     finally:
         tempfile.tempdir = before
         os.close(lock)
-
-
-def _serve(settings: Settings, host: str, port: int, say: Callable[[str], None]) -> None:
-    """Open the database, clean up, bind the socket and serve the application."""
-    from pairwright.service.api.app import create_app
-
-    database = Database(settings.url)
-    try:
-        # Counted in the database, since another command creates tokens.
-        check_binding(host, count_tokens(database))
-        context = Context(settings, database, Blobs(settings.data), needs_token=count_tokens(database) > 0)
-        tidy(context)
-        listener = listen(host, port)
-        say(f"jobs are served on {url_of(listener)} from {settings.data} (Ctrl-C saves checkpoints and stops)")
-        serve_app(create_app(context), listener, timeout_keep_alive=30)
-    finally:
-        database.close()
 
 
 def lock_data(data: Path) -> int:
@@ -88,7 +82,6 @@ def tidy(context: Context) -> None:
                 entities.insert(connection, kind, "", "default", document)
         used = used_blobs(context, connection)
         known = set(connection.scalars(sa.select(jobs.c.id)).all())
-    # Two hex digits, then the whole hash.
     context.blobs.remove({path.name for path in context.blobs.folder.glob("??/*")} - used)
     # Jobs that were deleted while the service was being stopped.
     for folder in context.settings.jobs.glob("*"):

@@ -26,8 +26,6 @@ WORK_FILE = "work.json"  # input of the worker, in the job's folder
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Paths, limits and commands of a service."""
-
     data: Path
     database_url: str | None = None
     max_running: int = 1
@@ -67,7 +65,6 @@ class Settings:
 
     @property
     def url(self) -> str:
-        """SQLAlchemy URL of the database."""
         if self.database_url is None:
             return f"sqlite:///{self.data / 'state.sqlite3'}"
         return self.database_url

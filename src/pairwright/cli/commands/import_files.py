@@ -55,7 +55,7 @@ def import_files(
     as_json: AsJson = False,
 ) -> None:
     """Read agent traces into an experience table, and account for every record."""
-    from pairwright.engines.blas_threads import without_blas_threads
+    from pairwright.engines.process_pool import without_blas_threads
 
     # these imports load numpy, whose BLAS would start a thread per core
     with without_blas_threads():

@@ -42,10 +42,7 @@ class DeviceRow:
 
 
 def check_device(name: str) -> list[DeviceRow]:
-    """Run all checks of a device; an error in a check becomes its finding.
-
-    name: cuda, mps or cpu.
-    """
+    """Run all checks of a device (cuda, mps or cpu); an error in a check becomes its finding."""
     device = torch.device(choose_device(name))
     rows: list[DeviceRow] = []
     checks: list[tuple[str, Callable[[Any], Iterator[DeviceRow]]]] = [

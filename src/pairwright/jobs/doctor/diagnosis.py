@@ -16,8 +16,6 @@ from pairwright.jobs.doctor.services import check_policy, check_service
 from pairwright.jobs.doctor.token_checks import check_tokens
 from pairwright.sources.files import expand_paths
 
-# Checks, in the order of the pipeline
-
 # backend -> package -> the pairwright extra that installs it
 _PACKAGES = {
     "local": {"torch": "train", "transformers": "train"},
@@ -28,7 +26,6 @@ _PACKAGES = {
 
 
 def diagnose(patient: Patient) -> list[Finding]:
-    """Run all checks, in the order of the pipeline."""
     findings: list[Finding] = []
     for check in (
         check_sources, check_tasks, check_policy, check_pairs, check_model, check_tokens, check_device, check_memory,
@@ -52,7 +49,6 @@ def check_sources(patient: Patient) -> Iterator[Finding]:
 
 
 def check_tasks(patient: Patient) -> Iterator[Finding]:
-    """Check that the tasks and the workflow can be loaded."""
     from pairwright.collection.tasks import load_tasks
     from pairwright.config.user_code import WORKFLOWS, load_function
 
@@ -71,7 +67,6 @@ def check_tasks(patient: Patient) -> Iterator[Finding]:
 
 
 def check_pairs(patient: Patient) -> Iterator[Finding]:
-    """Check that there are pairs, lint them, and check that they fit the backend."""
     from pairwright.pairs.pair_stats import lint_pairs
     from pairwright.pairs.pair_table import count_pairs
 
@@ -89,14 +84,14 @@ def check_pairs(patient: Patient) -> Iterator[Finding]:
 
 
 def _check_fit(patient: Patient) -> Iterator[Finding]:
-    """Check that the pairs can be exported for the backend without loss."""
     import tempfile
 
     from pairwright.jobs.dataset import UNFAITHFUL, write_dataset
 
     backend = patient.config.backend
+    is_sft = backend.nemo_customizer.hyperparameters.training_type == "sft"
     targets = {
-        "nemo-customizer": ("customizer", backend.nemo_customizer.validation),
+        "nemo-customizer": ("customizer-sft" if is_sft else "customizer", backend.nemo_customizer.validation),
         "nemo-platform": (
             "nemo-platform" if backend.nemo_platform.tool_calls == "refuse" else "nemo-platform-text",
             backend.nemo_platform.validation,
@@ -123,17 +118,13 @@ def _check_fit(patient: Patient) -> Iterator[Finding]:
             return
     odd = sum(dataset.refused.values()) + sum(dataset.noted.get(reason, 0) for reason in UNFAITHFUL)
     if odd:
-        yield wrong(
-            "dataset",
-            f"as {target}: {dataset}",
-            "the page Exports of the documentation has the reasons; the local backend has no such limits",
-        )
+        way_out = "the page Exports of the documentation has the reasons; the local backend has no such limits"
+        yield wrong("dataset", f"as {target}: {dataset}", way_out)
     else:
         yield fine("dataset", f"as {target}: {dataset}")
 
 
 def check_model(patient: Patient) -> Iterator[Finding]:
-    """Check the files of the model and its chat template."""
     from pairwright.export.exporter import begins_with_text
     from pairwright.tokens import ChatTokenizer, TokensError, check_template
 
@@ -174,7 +165,6 @@ def check_model(patient: Patient) -> Iterator[Finding]:
 
 
 def check_device(patient: Patient) -> Iterator[Finding]:
-    """Report the training device and why it was chosen."""
     if patient.config.backend.name != "local" or find_spec("torch") is None:
         return
     from pairwright.generate.devices import check_precision, choose_device, find_device
@@ -228,7 +218,6 @@ def _check_generation(patient: Patient, size: Size, memory: int) -> Finding:
 
 
 def check_disk(patient: Patient) -> Iterator[Finding]:
-    """Compare the estimated disk space with the free space at the output folder."""
     # The output may not exist yet: use its nearest existing parent.
     place = next(path for path in (patient.output, *patient.output.absolute().parents) if path.exists())
     free = shutil.disk_usage(place).free
@@ -253,22 +242,17 @@ def check_packages(patient: Patient) -> Iterator[Finding]:
 
 
 def check_programs(patient: Patient) -> Iterator[Finding]:
-    """Check that the programs of the backend are installed."""
     backend = patient.config.backend
     wanted = {"trl": backend.trl.command[:1], "nemo-rl": ("uv",)}
     for program in wanted.get(backend.name, ()):
         if shutil.which(program) is None:
-            yield wrong(
-                "programs",
-                f"{program}: not found",
-                "install it, or write the files with --no-launch and run them elsewhere",
-            )
+            way_out = "install it, or write the files with --no-launch and run them elsewhere"
+            yield wrong("programs", f"{program}: not found", way_out)
         else:
             yield fine("programs", f"{program}: found")
 
 
 def _size_if_local(patient: Patient) -> Size | None:
-    """Return the size of the model if it is trained on this machine, else None."""
     if patient.model is None or patient.config.backend.name not in ("local", "trl"):
         return None
     folder = Path(patient.model)

@@ -27,8 +27,6 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Patient:
-    """Inputs of the checks."""
-
     config: Config
     pairs: Path | None
     model: str | None

@@ -6,7 +6,6 @@ measurements: a small dataset needs less.
 
 import json
 import math
-import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from pairwright.config.model_config import PolicyConfig
 from pairwright.config.train_config import TrainConfig
+from pairwright.generate.cpu_kernels import available_bytes
 
 _LORA_BYTES_SHARE = 0.05  # adapter, gradients and optimizer as a share of the weights (a generous estimate)
 _LOGIT_ROWS = 512  # positions whose logits are in memory at once during training (losses/logps.py)
@@ -80,13 +80,11 @@ def needs(size: Size, train: TrainConfig) -> Needs:
     if train.precision == "bf16":  # autocast keeps a bfloat16 copy of the weights during the pass
         state += weights / 2
     result = weights if train.finetuning_type != "lora" else weights * _LORA_BYTES_SHARE
-    # The best `keep_top_k` checkpoints, and the last one.
     disk = int(checkpoint * (train.keep_top_k + 1) + result)
     return Needs(int(state), _activations(size.shape, train), disk)
 
 
 def _activations(shape: Shape | None, train: TrainConfig) -> int:
-    """Return the bytes of activations for the backward pass of one micro-batch."""
     if shape is None:
         return 0
     # Values that a layer keeps per token. Model width: its input, two norms (input and output in float32), queries,
@@ -118,25 +116,11 @@ def memory_available() -> tuple[int, str]:
     try:
         import torch
     except ImportError:
-        return _machine_memory(), "free on this machine"
+        return available_bytes(), "free on this machine"
     if not torch.cuda.is_available():
-        return _machine_memory(), "free on this machine"
-    # `mem_get_info` returns (free, total) in bytes.
+        return available_bytes(), "free on this machine"
     gpus = [int(torch.cuda.mem_get_info(number)[0]) for number in range(torch.cuda.device_count())]
     return max(gpus), "free on the largest GPU"
-
-
-def _machine_memory() -> int:
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        num_bytes = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
-        num_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = Path("/sys/fs/cgroup/memory.max")  # a container may have less than the machine
-    try:
-        return min(num_bytes, int(limit.read_text(encoding="ascii")))
-    except (OSError, ValueError):
-        return num_bytes
 
 
 def count_parameters(folder: Path) -> Counter[str]:

@@ -56,10 +56,9 @@ def check_tokens(patient: Patient) -> Iterator[Finding]:
 
 
 def _check_calls(folder: Path, options: TokensConfig) -> Finding | None:
-    """Return a finding if the template drops tool calls of a table, else None. For templates that render no calls.
+    """Return a finding if a template that renders no calls drops tool calls of a table, else None.
 
-    Calls are counted in the whole table. Recorded token ids are trained regardless of the template, so a sample of the
-    records with calls is encoded to see whether they are refused.
+    A sample of the records with calls is encoded, since recorded token ids are trained regardless of the template.
     """
     num_calls, num_rows = _count_calls(folder)
     if not num_calls:
@@ -83,7 +82,6 @@ def _has_calls(item: Item) -> bool:
 
 
 def _check_items(where: str, items: Iterator[Item], options: TokensConfig) -> Iterator[Finding]:
-    """Encode items, and report refusals and fields missing from the prompts."""
     sample = list(items)
     if not sample:
         return
@@ -121,7 +119,6 @@ def _tables(patient: Patient) -> Iterator[Path]:
 
 
 def _source_items(patient: Patient) -> Iterator[Item]:
-    """Yield the records of the source files."""
     sources = patient.config.sources
     for pattern in sources.paths:
         # Paths are relative to the folder of the configuration.

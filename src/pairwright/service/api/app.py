@@ -1,6 +1,5 @@
-"""The FastAPI application: routes, request limits, error handlers, and the supervisor thread."""
+"""The FastAPI application: routes, error handlers, and the supervisor thread."""
 
-import asyncio
 import errno
 import logging
 import threading
@@ -22,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pairwright import __version__
 from pairwright.service.access import Authentication
 from pairwright.service.api import deployment_routes, entity_routes, job_routes, model_routes
+from pairwright.service.api.request_limits import Limits
 from pairwright.service.api_errors import Refusal
 from pairwright.service.context import Context
 from pairwright.service.hub import hub_routes, large_files, model_repositories
@@ -29,127 +29,6 @@ from pairwright.service.openai_api import file_routes, fine_tuning_routes
 from pairwright.service.page import page_routes
 from pairwright.service.run.deployments import Deployments
 from pairwright.service.run.queue import JobQueue
-from pairwright.service.settings import Settings
-
-# Middleware: limits on request size and read time
-
-# Bytes of path and query.
-MAX_TARGET = 8_000
-SLOWEST_BYTES_PER_SECOND = 4096
-
-
-class Limits:
-    """ASGI middleware that limits URL length, body size and the time between body chunks."""
-
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self._app = app
-        self._settings = settings
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check the headers, then run the application with a limited body."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        limit = self._limit(scope)
-        try:
-            _check_head(scope, limit)
-        except Refusal as refusal:
-            await refusal.response(scope["path"])(scope, receive, send)
-            return
-        body = _Body(receive, limit, self._settings.read_timeout_seconds)
-        answered = False
-
-        async def watched(message: Message) -> None:
-            nonlocal answered
-            # Once the body is refused, the route's own response is dropped.
-            if body.refusal is None or answered:
-                answered = answered or message["type"] == "http.response.start"
-                await send(message)
-
-        try:
-            await self._app(scope, body.receive, watched)
-        except Refusal as refusal:
-            if refusal is not body.refusal:
-                raise
-        # For a refused body, the refusal is the response, regardless of the route.
-        if body.refusal is not None and not answered:
-            await body.refusal.response(scope["path"])(scope, receive, send)
-
-    def _limit(self, scope: Scope) -> int:
-        # Commits carry files; chat requests may carry long conversations; all other bodies are small documents.
-        if (
-            scope["path"] == "/v1/files"
-            or scope["path"].startswith("/v1/hf/lfs/")
-            or (scope["path"].startswith("/v1/hf/api/") and "/commit/" in scope["path"])
-        ):
-            return self._settings.max_upload_bytes
-        if scope["path"].startswith(("/v1/hf/api/", "/deployments/", "/v1/chat/", "/v1/completions")):
-            return max(16 * 2**20, self._settings.max_body_bytes)
-        return self._settings.max_body_bytes
-
-
-class _Body:
-    """Request body with a size limit and a read timeout."""
-
-    def __init__(self, receive: Receive, limit: int, timeout_seconds: float) -> None:
-        self._receive = receive
-        self._limit = limit
-        self._timeout_seconds = timeout_seconds
-        self._seen = 0
-        self._done = False
-        self._deadline = time.monotonic() + 2 * timeout_seconds
-        self.refusal: Refusal | None = None
-
-    async def receive(self) -> Message:
-        """Receive the next ASGI message. Raises a 408 or 413 refusal."""
-        if self._done:  # the body is complete: the next message is the disconnect
-            return await self._receive()
-        try:
-            # The whole body has a deadline by size, so that a slow trickle cannot hold a connection forever.
-            rest = self._deadline + self._seen / SLOWEST_BYTES_PER_SECOND - time.monotonic()
-            message = await asyncio.wait_for(self._receive(), max(0.0, min(self._timeout_seconds, rest)))
-        except TimeoutError:
-            raise self._refused(
-                408, "slow_body", f"no more of the body for {self._timeout_seconds:g} seconds"
-            ) from None
-        if message["type"] == "http.request":
-            self._seen += len(message.get("body", b""))
-            self._done = not message.get("more_body", False)
-            if self._seen > self._limit:
-                raise self._refused(413, "body_too_large", _too_large(self._limit).message)
-        else:
-            self._done = True
-        return message
-
-    def _refused(self, status: int, code: str, message: str) -> Refusal:
-        """Create the refusal and store it, since a framework in between may replace the exception."""
-        self._done = True
-        self.refusal = Refusal(status, code, message, headers={"connection": "close"})
-        return self.refusal
-
-
-def _check_head(scope: Scope, limit: int) -> None:
-    """Raise for a URL that is too long or invalid, a declared body size above the limit, or a compressed body."""
-    headers: dict[str, Any] = {name.decode("latin-1").lower(): value for name, value in scope["headers"]}
-    if len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"") > MAX_TARGET:
-        raise Refusal(414, "long_url", f"the URL is longer than {MAX_TARGET} bytes")
-    claimed = headers.get("content-length", b"0")
-    # A declared length above the limit is refused before reading; a wrong one is detected while reading.
-    if not claimed.isdigit() or int(claimed) > limit:
-        raise _too_large(limit)
-    encoding = headers.get("content-encoding", b"identity").decode("latin-1").lower()
-    if encoding not in ("", "identity"):
-        raise Refusal(415, "compressed_body", f"content-encoding {encoding[:40]!r}: send the body as it is, unpacked")
-    if b"\0" in (scope.get("raw_path") or b"") or "\0" in scope["path"]:
-        raise Refusal(400, "bad_url", "the URL holds a null character")
-
-
-def _too_large(limit: int) -> Refusal:
-    message = f"the body is larger than {limit:,} bytes, the limit here"
-    return Refusal(413, "body_too_large", message, headers={"connection": "close"})
-
-
-# The application, its supervisor thread, and the exception handlers
 
 logger = logging.getLogger("pairwright.service")
 _CODES = {404: "unknown_route", 405: "wrong_method", 400: "bad_request", 422: "bad_request"}
@@ -185,30 +64,12 @@ def create_app(context: Context, *, supervise: bool = True) -> FastAPI:
     app.state.context = context
     app.state.requests = Counter[tuple[str, int]]()
     app.state.supervisor = None
-    routes = (
-        page_routes,
-        entity_routes,
-        job_routes,
-        deployment_routes,
-        model_routes,
-        file_routes,
-        fine_tuning_routes,
-        # Last: hub_routes has a catch-all route.
-        large_files,
-        model_repositories,
-        hub_routes,
-    )
-    for module in routes:
+    own = (page_routes, entity_routes, job_routes, deployment_routes, model_routes, file_routes, fine_tuning_routes)
+    # The hub's routes are last: hub_routes has a catch-all route.
+    for module in (*own, large_files, model_repositories, hub_routes):
         app.include_router(module.router)
-    for kind in (
-        Refusal,
-        RequestValidationError,
-        HTTPException,
-        ClientDisconnect,
-        sa.exc.IntegrityError,
-        sa.exc.OperationalError,
-        OSError,
-    ):
+    database_errors = (sa.exc.IntegrityError, sa.exc.OperationalError)
+    for kind in (Refusal, RequestValidationError, HTTPException, ClientDisconnect, OSError, *database_errors):
         app.add_exception_handler(kind, _answer_error)
     app.add_exception_handler(Exception, _own_fault)
     app.add_middleware(Authentication, context=context)
@@ -221,8 +82,7 @@ def create_app(context: Context, *, supervise: bool = True) -> FastAPI:
 class Supervisor:
     """Background thread that brings jobs and deployments into the state of the database, until the service stops.
 
-    Runs a pass on every tick, or when woken. An error in a pass (full disk, database unavailable) is logged, and the
-    next pass retries; the thread runs until the service stops.
+    Runs a pass on every tick, or when woken. An error in a pass (full disk, database unavailable) is logged.
     """
 
     def __init__(self, context: Context) -> None:

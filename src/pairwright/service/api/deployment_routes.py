@@ -1,6 +1,5 @@
 """Routes of deployment configs and deployments."""
 
-import msgspec
 import sqlalchemy as sa
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -43,7 +42,6 @@ def create_deployment(body: DeploymentBody, request: Request, caller: CallerIs, 
         deployment = deployments.insert(
             connection, context.settings, namespace=body.namespace, name=name, model=model, document=document
         )
-    # Wakes the supervisor, which starts the server.
     context.wake.set()
     return deployments.deployment_document(deployment, str(request.base_url))
 
@@ -60,14 +58,14 @@ def update_deployment(
     """Change a deployment; a new config replaces its model server."""
     with context.database.writing_one_at_a_time("deployments") as connection:
         row = deployments.get(connection, namespace, name)
-        known = msgspec.json.decode(row["document"])
+        known = row["document"]
         document = known | body.model_dump(exclude_unset=True, exclude={"config"})
         model = row["model"]
         if body.config is not None:
             model, fields = _served(connection, body.config, caller, context)
             document |= fields
         if document["work"] == known["work"]:
-            values = {"document": msgspec.json.encode(document).decode(), "updated_at": now()}
+            values = {"document": document, "updated_at": now()}
             connection.execute(sa.update(rows).where(rows.c.id == row["id"]).values(values))
             row = deployments.get(connection, namespace, name)
         else:
@@ -122,7 +120,6 @@ def delete_deployment(namespace: Writable, name: ValidName, context: ContextIs) 
 
 
 def _check_config(connection: sa.Connection, body: Served, caller: Caller, context: Context) -> None:
-    """Raise a 422 refusal unless a config has a known model or an allowed endpoint."""
     is_update = isinstance(body, DeploymentConfigUpdate)
     if body.external_endpoint is not None:
         check_endpoint(body.external_endpoint.host_url, context.settings)
@@ -137,7 +134,6 @@ def _check_config(connection: sa.Connection, body: Served, caller: Caller, conte
 def _served(
     connection: sa.Connection, config: str | InlineConfig, caller: Caller, context: Context
 ) -> tuple[str, Document]:
-    """Return the model that a config serves, and the fields of its deployment."""
     if isinstance(config, str):
         namespace, name = split_reference(config, "config")
         caller.check(namespace, write=False)

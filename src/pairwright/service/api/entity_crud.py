@@ -38,7 +38,6 @@ class EntityKind:
 
 
 def add_entity_routes(router: APIRouter, path: str, kind: EntityKind) -> None:
-    """Add the routes of a kind below `path`."""
 
     def create(body: kind.new, caller: CallerIs, context: ContextIs) -> Document:  # type: ignore[name-defined]
         namespace = check_name(body.namespace, "namespace")
@@ -75,11 +74,8 @@ def add_entity_routes(router: APIRouter, path: str, kind: EntityKind) -> None:
         with context.database.writing() as connection:
             return deletion_document(entities.delete(connection, kind.name, namespace, name)["id"])
 
-    one, words, noun = (
-        path + "/{namespace}/{name}",
-        f"{kind.name}s that the caller may read.",
-        kind.name.replace(" ", "_"),
-    )
+    one, noun = path + "/{namespace}/{name}", kind.name.replace(" ", "_")
+    words = f"{kind.name}s that the caller may read."
     router.post(path, name=f"create_{noun}", description=f"Create a {kind.name}.")(create)
     router.get(path, name=f"list_{noun}s", description=words.capitalize(), openapi_extra=FILTERED)(list_all)
     router.get(one, name=f"read_{noun}", description=f"One {kind.name}.")(read_one)

@@ -11,13 +11,7 @@ from pairwright.service.api.entity_crud import EntityKind, add_entity_routes, de
 from pairwright.service.api.paging import FILTERED, PagingIs, page_of
 from pairwright.service.api_errors import Refusal
 from pairwright.service.context import Context, ContextIs, Document
-from pairwright.service.request_models import (
-    DatasetBody,
-    DatasetUpdate,
-    NamespaceBody,
-    NamespaceUpdate,
-    ProjectBody,
-)
+from pairwright.service.request_models import DatasetBody, DatasetUpdate, NamespaceBody, NamespaceUpdate, ProjectBody
 from pairwright.service.rows import entities
 from pairwright.service.rows.api_tokens import Caller
 from pairwright.service.rows.names import check_name

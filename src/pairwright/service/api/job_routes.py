@@ -24,7 +24,7 @@ from pairwright.service.rows.job_progress import read_metrics, summary
 from pairwright.service.rows.names import check_model_name, check_name
 from pairwright.service.rows.schema import jobs as rows
 from pairwright.service.run.base_models import config_document, target_document
-from pairwright.service.run.job_control import end_job, find_job, remove_job, reopen_job
+from pairwright.service.run.job_control import JobIs, end_job, remove_job, reopen_job
 from pairwright.service.run.submitting import IdentityOf, submit
 
 router = APIRouter(prefix="/v1/customization", tags=["jobs"])
@@ -77,20 +77,15 @@ def list_jobs(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Response
 
 
 @router.get("/jobs/{job_id}")
-def read_job(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
+def read_job(row: JobIs, context: ContextIs) -> Document:
     """One job."""
-    with context.database.reading() as connection:
-        row = find_job(connection, job_id, caller)
     return jobs.job_document(row, _progress(row, context))
 
 
 @router.get("/jobs/{job_id}/status")
-def read_status(job_id: str, caller: CallerIs, context: ContextIs) -> Response:
+def read_status(row: JobIs, context: ContextIs) -> Response:
     """Progress of a job, with its curves."""
-    with context.database.reading() as connection:
-        row = find_job(connection, job_id, caller)
     curves = read_metrics(context.settings.run_folder(row["id"]))
-    # The two curves that clients always expect.
     for name in ("train_loss", "val_loss"):
         curves.setdefault(name, [])
     details = jobs.status_details(row, _progress(row, context))
@@ -123,10 +118,8 @@ def delete_job(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
 
 
 @router.get("/jobs/{job_id}/container-logs")
-def read_logs(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
+def read_logs(row: JobIs, context: ContextIs) -> Document:
     """The last lines that the worker wrote."""
-    with context.database.reading() as connection:
-        row = find_job(connection, job_id, caller)
     text = "\n".join(process.log_end(context.settings.run_folder(row["id"]) / PROCESS, 1000))
     lines = context.settings.hide_paths(text).split("\n") if text else []
     error = None
@@ -193,11 +186,9 @@ def _progress(row: RowMapping, context: Context) -> Document | None:
 
 
 def _conditions(asked: Paging, caller: Caller) -> list[sa.ColumnElement[bool]]:
-    """Translate the filters to SQL conditions."""
     where: list[sa.ColumnElement[bool]] = []
     for key, bound, values in asked.parts(_VALUES):
         if bound:
-            # ISO 8601 times compare as text.
             where.append(rows.c[key] >= values[0] if bound == "gte" else rows.c[key] <= values[0])
             continue
         matching: list[sa.ColumnElement[bool]] = [value.in_(values) for value in _VALUES[key]]

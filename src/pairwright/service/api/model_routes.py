@@ -174,7 +174,6 @@ def _row_of_model(context: Context, caller: Caller, model: str) -> RowMapping:
             if caller.may(row["namespace"], write=False)
         ]
     if matches:
-        # A ready deployment, else the newest.
         row = next((row for row in matches if row["state"] == DeploymentState.READY), matches[0])
         context.asked[row["id"]] = time.monotonic()
         return row
@@ -212,7 +211,6 @@ def _deploy(context: Context, caller: Caller, model: str) -> RowMapping:
 
 
 def _make_room(connection: sa.Connection, context: Context) -> None:
-    """Stop the least recently used automatic deployment if all places are taken."""
     served = deployments.served_here(connection)
     automatic = [row for row in served if row["name"].startswith(AUTOMATIC)]
     if len(served) >= context.settings.max_deployments and automatic:
@@ -240,11 +238,10 @@ def _refuse_unready(row: RowMapping) -> None:
 
 
 async def _forward(request: Request, context: Context, row: RowMapping, path: str, body: bytes) -> Response:
-    """Proxy a request to the server of a deployment and stream the response."""
     client: httpx.AsyncClient = request.app.state.client
     headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
     if row["port"] == EXTERNAL:
-        work = msgspec.json.decode(row["document"])["work"]
+        work = row["document"]["work"]
         check_endpoint(work["host_url"], context.settings)
         base, key = httpx.URL(work["host_url"]), work["api_key"]
         path = base.path.rstrip("/").removesuffix("/v1").lstrip("/") + "/" + path
@@ -262,5 +259,4 @@ async def _forward(request: Request, context: Context, row: RowMapping, path: st
         message = context.settings.hide_paths(f"the model server did not answer: {type(error).__name__}")
         raise Refusal(502, "model_server_failed", message) from None
     back = {name: answer.headers[name] for name in _PASSED_BACK if name in answer.headers}
-    # The connection is released after the last byte was sent.
     return StreamingResponse(answer.aiter_raw(), answer.status_code, back, background=BackgroundTask(answer.aclose))

@@ -14,7 +14,6 @@ from starlette.responses import Response
 
 from pairwright.service.api_errors import Refusal
 
-# filter[NAME] or filter[NAME][gte], where NAME has no brackets.
 _FILTER = re.compile(r"filter\[([^\[\]]{1,64})\](?:\[(gte|lte)\])?")
 _TIMES = ("created_at", "updated_at")
 SORTS = ("created_at", "-created_at", "updated_at", "-updated_at", "name", "-name")
@@ -40,10 +39,7 @@ class Paging:
         return self.sort.startswith("-")
 
     def parts(self, known: Iterable[str], *, has_bounds: bool = True) -> Iterator[tuple[str, str, list[str]]]:
-        """Yield key, bound (gte or lte, of a time, else "") and values of each filter.
-
-        Raises a refusal for a filter that is not in `known`, and for bounds unless `has_bounds`.
-        """
+        """Yield key, bound (gte or lte, of a time, else "") and values of each filter; refuse unknown filters."""
         known = sorted(known)
         for name, value in self.filters.items():
             key, _, bound = name.partition(".")
@@ -61,7 +57,6 @@ async def paging(
     page_size: Annotated[int, Query(ge=1, le=1000)] = 100,
     sort: str = "-created_at",
 ) -> Paging:
-    """Parse pagination, sort order and filters from the query string."""
     if sort not in SORTS:
         raise Refusal(422, "unknown_sort", f"sort: got {sort[:100]!r}, expected one of {', '.join(SORTS)}")
     filters: dict[str, str] = {}
@@ -94,11 +89,8 @@ PagingIs = Annotated[Paging, Depends(paging)]
 def page_of(documents: Sequence[Document], asked: Paging, *names: str, **paths: str) -> Response:
     """Filter and sort documents in memory, and return one page.
 
-    Args:
-        documents: all documents that the caller may read.
-        asked: the page, order and filters of the request.
-        *names: fields that can be filtered by.
-        **paths: further filters, with the dotted path of their field; lists match by any item.
+    names: fields that can be filtered by.
+    paths: further filters, with the dotted path of their field; lists match by any item.
     """
     filters = dict(zip(names, names, strict=True)) | paths
     matching = [document for document in documents if matches(document, asked, filters)]
@@ -127,7 +119,6 @@ def matches(document: Document, asked: Paging, filters: Mapping[str, str]) -> bo
 
 
 def json_answer(value: Any) -> Response:
-    """Build a JSON response from plain JSON values."""
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
@@ -141,7 +132,6 @@ def envelope(data: Sequence[Document], num_results: int, asked: Paging) -> Respo
                 "page": asked.page,
                 "page_size": asked.page_size,
                 "current_page_size": len(data),
-                # Rounded up.
                 "total_pages": -(-num_results // asked.page_size),
                 "total_results": num_results,
             },

@@ -17,7 +17,7 @@ import msgspec
 from pairwright.service.api_errors import Refusal
 from pairwright.service.rows.blob_store import Blob, Blobs
 from pairwright.service.rows.names import check_path
-from pairwright.service.rows.repositories import Tree
+from pairwright.service.rows.schema import Tree
 
 PIECE = 4 * 2**20  # a multiple of four: base64 decodes piece by piece
 
@@ -141,7 +141,6 @@ def _decode_entry(data: Any, kind: type[Any], number: int) -> Any:
 
 
 def _keep_file(file: _File, blobs: Blobs, number: int, held: list[str]) -> Blob:
-    """Decode the content of a file and store it as a blob."""
     if file.encoding != "base64":
         raise Refusal(422, "bad_commit_line", f"line {number}: encoding: expected 'base64'")
     raw = memoryview(file.content)
@@ -153,15 +152,11 @@ def _keep_file(file: _File, blobs: Blobs, number: int, held: list[str]) -> Blob:
     padding = bytes(content[-2:]).count(b"=")
     if len(content) % 4:
         raise Refusal(422, "bad_base64", f"line {number}: content: {len(content)} characters are not whole base64")
-    pieces = (_base64(content[start : start + PIECE], number) for start in range(0, len(content), PIECE))
+    starts = range(0, len(content), PIECE)
+    pieces = (base64.b64decode(content[start : start + PIECE], validate=True) for start in starts)
     try:
         return blobs.add(pieces, len(content) // 4 * 3 - padding, held)
-    except ValueError:
-        raise Refusal(422, "bad_base64", f"line {number}: content: not base64") from None
-
-
-def _base64(data: Any, number: int) -> bytes:
-    try:
-        return base64.b64decode(data, validate=True)
     except binascii.Error as error:
         raise Refusal(422, "bad_base64", f"line {number}: content: not base64: {error}") from None
+    except ValueError:
+        raise Refusal(422, "bad_base64", f"line {number}: content: not base64") from None

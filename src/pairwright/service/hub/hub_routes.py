@@ -20,12 +20,12 @@ from pairwright.service.access import CallerIs, Readable, ValidName, Writable
 from pairwright.service.api_errors import Refusal
 from pairwright.service.context import Context, ContextIs
 from pairwright.service.hub.commit_body import read_change
-from pairwright.service.hub.large_files import needs_large_file, was_sent
+from pairwright.service.hub.large_files import needs_large_file, spool_body, was_sent
 from pairwright.service.hub.repository_reads import RepositoryKind, add_read_routes
-from pairwright.service.hub.spooling import spool_body
 from pairwright.service.rows import entities, repositories
 from pairwright.service.rows.names import check_name, check_path
-from pairwright.service.rows.repositories import Commit, Tree, commit_at
+from pairwright.service.rows.repositories import Commit, commit_at
+from pairwright.service.rows.schema import Tree
 from pairwright.service.run.usage import check_quota, free_blobs
 
 router = APIRouter(prefix="/v1/hf", tags=["datasets on the hub endpoint"])
@@ -191,14 +191,12 @@ def _repository(body: RepositoryBody) -> tuple[str, str]:
 
 
 def _commit_body(context: Context, namespace: str, name: str, body: Path, branch: str) -> str:
-    """Apply the body of a commit request to the head of a branch. Returns the commit id."""
     check_quota(context, namespace, body.stat().st_size * 3 // 4)
 
     def changed(tree: Tree) -> Tree:
         after = change.apply(tree)
         if len(after) > context.settings.max_files:
             raise Refusal(413, "too_many_files", f"a dataset has at most {context.settings.max_files:,} files")
-        # All parent folders of all files.
         folders = {str(folder) for path in after for folder in PurePosixPath(path).parents}
         if clash := sorted(folders & after.keys()):
             raise Refusal(422, "path_is_folder", f"{clash[0]!r} would be a file and a folder")

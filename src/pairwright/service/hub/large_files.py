@@ -10,6 +10,9 @@ hash of somebody else's file does not give access to it.
 import hashlib
 import hmac
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -19,8 +22,8 @@ from starlette.concurrency import run_in_threadpool
 from pairwright.service.access import CallerIs, ValidName, Writable
 from pairwright.service.api_errors import Refusal
 from pairwright.service.context import Context, ContextIs
-from pairwright.service.hub.spooling import spool_body
 from pairwright.service.rows import repositories
+from pairwright.service.rows.blob_store import Blobs
 from pairwright.service.run.usage import check_quota
 
 router = APIRouter(prefix="/v1/hf", tags=["datasets on the hub endpoint"])
@@ -99,7 +102,24 @@ def needs_large_file(path: str, user_agent: str) -> bool:
     return path.endswith(".parquet") and user_agent.startswith("datasets/")
 
 
-def _keep(context: Context, body: Any, key: tuple[str, str, str], size: int) -> None:
+@asynccontextmanager
+async def spool_body(request: Request, blobs: Blobs) -> AsyncIterator[Path]:
+    """Write the body of a request to a temporary file, which is removed on exit."""
+    path = blobs.new_upload()
+    try:
+        with open(path, "xb") as file:
+            async for piece in request.stream():
+                # Large writes go to a thread, so that they do not block the event loop.
+                if len(piece) > 2**18:
+                    await run_in_threadpool(file.write, piece)
+                else:
+                    file.write(piece)
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _keep(context: Context, body: Path, key: tuple[str, str, str], size: int) -> None:
     with open(body, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != key[2] or body.stat().st_size != size:

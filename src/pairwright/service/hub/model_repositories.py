@@ -19,7 +19,6 @@ from pairwright.jobs.local import result_folder
 from pairwright.paths import write_bytes
 from pairwright.service.api_errors import Refusal, not_found
 from pairwright.service.hub.repository_reads import RepositoryKind, add_read_routes
-from pairwright.service.rows import job_rows as jobs
 from pairwright.service.rows.blob_store import Blob, hash_file
 from pairwright.service.rows.repositories import MAIN, Commit
 from pairwright.service.rows.schema import jobs as rows
@@ -49,7 +48,6 @@ def _find(connection: Connection, settings: Settings, namespace: str, name: str,
 
 
 def _versions(connection: Connection, namespace: str, name: str) -> dict[str, RowMapping]:
-    """Return the versions of a model with the jobs that made them, newest first. Raises a 404 refusal without any."""
     full = f"{namespace}/{name}"
     is_named = sa.or_(rows.c.output_model == full, rows.c.output_model.startswith(f"{full}@", autoescape=True))
     chosen = sa.select(rows).where(is_named, rows.c.state == JobState.COMPLETED).order_by(rows.c.number.desc())
@@ -65,7 +63,6 @@ def _references(connection: Connection, namespace: str, name: str) -> tuple[dict
 
 
 def _list_all(connection: Connection) -> Iterator[tuple[str, str, Commit]]:
-    """Yield the repositories with their newest version, whose files are not read."""
     known: set[str] = set()
     chosen = sa.select(rows).where(rows.c.state == JobState.COMPLETED, rows.c.output_model != "")
     for row in connection.execute(chosen.order_by(rows.c.number.desc())).mappings():
@@ -120,9 +117,9 @@ def _without_paths(path: Path, run: Path, row: RowMapping) -> Path:
     """Return the file itself, or a copy in which the folder of the base model is replaced by its name."""
     if path.suffix not in (".json", ".md", ".txt", ".jinja") or path.stat().st_size > _SMALL:
         return path
-    document = msgspec.json.decode(row["document"])
     text = path.read_text(encoding="utf-8", errors="surrogateescape")
-    base, model = document["config_snapshot"]["base_model"], jobs.work_of(row)["model"]
+    document = row["document"]
+    base, model = document["config_snapshot"]["base_model"], document["work"]["model"]
     # Replaces only whole paths: a quote, a slash, white space or the end must follow.
     clean = re.sub(re.escape(model) + r"(?=[\"'/\s]|$)", lambda _: base, text)
     if clean == text:

@@ -39,7 +39,6 @@ class RepositoryKind:
 
 
 def add_read_routes(router: APIRouter, kind: RepositoryKind) -> None:
-    """Add the routes that read repositories of a kind."""
 
     def commit_at(namespace: Readable, name: ValidName, context: ContextIs, revision: str = MAIN) -> Commit:
         with context.database.reading() as connection:
@@ -106,7 +105,6 @@ def add_read_routes(router: APIRouter, kind: RepositoryKind) -> None:
     @router.post(one + "/paths-info/{revision}")
     async def read_paths(request: Request, commit: CommitIs) -> list[Document]:
         """Entries of some paths; missing ones are left out."""
-        # Hub clients send a form with one field `paths` per path.
         form = await request.form(max_fields=10_000)
         everything = {entry["path"]: entry for entry in list_entries(commit, "", recursive=True)}
         return [everything[path] for path in map(str, form.getlist("paths")) if path in everything]
@@ -130,27 +128,25 @@ def add_read_routes(router: APIRouter, kind: RepositoryKind) -> None:
         return FileResponse(location, headers=headers, media_type="application/octet-stream")
 
     def document(namespace: str, name: str, commit: Commit) -> Document:
-        return {**repository_document(namespace, name, commit), **kind.more(f"{namespace}/{name}")}
-
-
-def repository_document(namespace: str, name: str, commit: Commit) -> dict[str, Any]:
-    """Build the repository info of the Hub API."""
-    moment = commit.created_at[:23] + "Z"  # milliseconds, as the hub writes times
-    return {
-        "_id": commit.oid[:24],
-        "id": f"{namespace}/{name}",
-        "author": namespace,
-        "sha": commit.oid,
-        "lastModified": moment,
-        "createdAt": moment,
-        "private": True,  # visible only with a token of the namespace
-        "gated": False,
-        "disabled": False,
-        "tags": [],
-        "downloads": 0,
-        "likes": 0,
-        "siblings": [{"rfilename": path, "size": blob.size, "blobId": blob.git} for path, blob in commit.tree.items()],
-    }
+        moment = commit.created_at[:23] + "Z"  # milliseconds, as the hub writes times
+        return {
+            "_id": commit.oid[:24],
+            "id": f"{namespace}/{name}",
+            "author": namespace,
+            "sha": commit.oid,
+            "lastModified": moment,
+            "createdAt": moment,
+            "private": True,  # visible only with a token of the namespace
+            "gated": False,
+            "disabled": False,
+            "tags": [],
+            "downloads": 0,
+            "likes": 0,
+            "siblings": [
+                {"rfilename": path, "size": blob.size, "blobId": blob.git} for path, blob in commit.tree.items()
+            ],
+            **kind.more(f"{namespace}/{name}"),
+        }
 
 
 def list_entries(commit: Commit, folder: str, *, recursive: bool) -> list[dict[str, Any]]:

@@ -112,7 +112,6 @@ def find_file(connection: Connection, file_id: str, caller: Caller, *, write: bo
 
 
 def file_document(document: Document) -> Document:
-    """Build the API document of a file."""
     return {
         "id": document["name"],
         "object": "file",
@@ -145,7 +144,6 @@ def unix_time(moment: str) -> int:
 
 
 def _keep(context: Context, namespace: str, form: FormData) -> Document:
-    """Store the file of a form."""
     files, purposes = form.getlist("file"), form.getlist("purpose")
     if len(files) != 1 or not isinstance(files[0], UploadFile) or len(purposes) != 1:
         raise Refusal(422, "bad_form", "expected the fields file (with a file name) and purpose, each once")

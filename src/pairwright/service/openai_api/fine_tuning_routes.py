@@ -8,7 +8,6 @@ import contextlib
 from pathlib import Path
 from typing import Annotated, Literal
 
-import msgspec
 import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
@@ -27,7 +26,7 @@ from pairwright.service.rows.api_tokens import Caller
 from pairwright.service.rows.names import CHECKPOINT, check_name, new_id
 from pairwright.service.rows.schema import jobs as rows
 from pairwright.service.run.base_models import find_target
-from pairwright.service.run.job_control import end_job, find_job, reopen_job
+from pairwright.service.run.job_control import JobIs, end_job, reopen_job
 from pairwright.service.run.submitting import IdentityOf, Source, check_source, find_repeat, insert_once
 
 router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["OpenAI fine-tuning"])
@@ -157,10 +156,9 @@ def list_jobs(
 
 
 @router.get("/{job_id}")
-def read_job(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
+def read_job(row: JobIs, context: ContextIs) -> Document:
     """One job."""
-    with context.database.reading() as connection:
-        return job_document(find_job(connection, job_id, caller), context)
+    return job_document(row, context)
 
 
 @router.post("/{job_id}/cancel")
@@ -182,26 +180,19 @@ def resume_job(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
 
 
 @router.get("/{job_id}/events")
-def list_events(job_id: str, caller: CallerIs, context: ContextIs, after: After = None, limit: Limit = 20) -> Document:
+def list_events(row: JobIs, context: ContextIs, after: After = None, limit: Limit = 20) -> Document:
     """Events and metrics of a job, newest first."""
-    with context.database.reading() as connection:
-        row = find_job(connection, job_id, caller)
     return list_page(_events(row, context), after=after, limit=limit)
 
 
 @router.get("/{job_id}/checkpoints")
-def list_checkpoints(
-    job_id: str, caller: CallerIs, context: ContextIs, after: After = None, limit: Limit = 10
-) -> Document:
+def list_checkpoints(row: JobIs, context: ContextIs, after: After = None, limit: Limit = 10) -> Document:
     """The existing checkpoints of a job, newest first; only the final model can be used."""
-    with context.database.reading() as connection:
-        row = find_job(connection, job_id, caller)
     return list_page(_checkpoints(row, context), after=after, limit=limit)
 
 
 def job_document(row: RowMapping, context: Context) -> Document:
-    """Build the document of a job in OpenAI's format."""
-    document = msgspec.json.decode(row["document"])
+    document = row["document"]
     knobs = document["hyperparameters"]
     method = "dpo" if knobs["training_type"] == "dpo" else "supervised"
     # A job created through NeMo Customizer's routes has no `openai`.
@@ -261,7 +252,6 @@ def _method(body: FineTuningBody) -> tuple[str, Document]:
 
 
 def _source(connection: sa.Connection, body: FineTuningBody, caller: Caller) -> Source:
-    """Look up the files of a request."""
     asked = {"train": body.training_file, "validation": body.validation_file}
     found = {split: find_file(connection, name, caller) for split, name in asked.items() if name is not None}
     for document in found.values():
@@ -300,13 +290,12 @@ def _checkpoints(row: RowMapping, context: Context) -> list[Document]:
                 model = f"{row['output_model']}{CHECKPOINT}{int(number)}"
                 saved[int(number)] = document(int(number), model, int(path.stat().st_mtime))
     if row["state"] == JobState.COMPLETED and row["output_model"]:
-        step = msgspec.json.decode(row["progress"]).get("steps_completed", 0)
+        step = row["progress"].get("steps_completed", 0)
         saved[step] = document(step, row["output_model"], unix_time(row["updated_at"]))
     return [saved[step] for step in sorted(saved, reverse=True)]
 
 
 def _metrics_by_step(folder: Path) -> dict[int, tuple[str | None, Document]]:
-    """Return the time and metrics of each logged step, under OpenAI's names."""
     steps: dict[int, tuple[str | None, Document]] = {}
     for name, points in job_progress.read_metrics(folder).items():
         for point in points:
@@ -316,10 +305,9 @@ def _metrics_by_step(folder: Path) -> dict[int, tuple[str | None, Document]]:
 
 
 def _events(row: RowMapping, context: Context) -> list[Document]:
-    """Return the events of a job, newest first: changes of its state, and metrics by step."""
     events = []
     for number, entry in enumerate(jobs.status_details(row)["status_logs"]):
-        is_error = row["state"] == JobState.FAILED and number == len(msgspec.json.decode(row["log"])) - 1
+        is_error = row["state"] == JobState.FAILED and number == len(row["log"]) - 1
         events.append(_event(f"s{number}", unix_time(entry["updated_at"]), entry["message"], is_error=is_error))
     for step, (time, data) in _metrics_by_step(context.settings.run_folder(row["id"])).items():
         moment = unix_time(row["updated_at"]) if time is None else int(float(time))

@@ -73,15 +73,11 @@ def metrics(request: Request, caller: CallerIs, context: ContextIs) -> Response:
     supervisor: Any = request.app.state.supervisor
     failed = 0 if supervisor is None else supervisor.failed_passes
     text = metrics_text(context, request.app.state.requests, failed_passes=failed)
-    # The version of Prometheus' text format.
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
 
 def metrics_text(context: Context, requests: Mapping[tuple[str, int], int], *, failed_passes: int) -> str:
-    """Format metrics for Prometheus: jobs and deployments by state, requests by method and status, free disk space.
-
-    Labels come from fixed sets of plain words, so no escaping is needed.
-    """
+    """Format metrics for Prometheus. Labels come from fixed sets of plain words, so no escaping is needed."""
     by_job = _counts(context, jobs.c.state)
     by_deployment = _counts(context, deployments.c.state)
     disk = shutil.disk_usage(context.settings.data)

@@ -22,7 +22,6 @@ class Blob(msgspec.Struct, frozen=True, array_like=True):
 
 
 def hash_file(path: Path) -> Blob:
-    """Return the hashes of a file."""
     size = path.stat().st_size
     sha256, git = hashlib.sha256(), git_hash(size)
     with open(path, "rb") as file:
@@ -38,8 +37,6 @@ def git_hash(size: int) -> "hashlib._Hash":
 
 
 class Blobs:
-    """The blob store in a data folder."""
-
     def __init__(self, data: Path) -> None:
         self.folder = data / "blobs"
         self.incoming = data / "incoming"
@@ -78,7 +75,6 @@ class Blobs:
         return self.folder / sha256[:2] / sha256
 
     def new_upload(self) -> Path:
-        """Return a unique path for a temporary upload file."""
         return self.incoming / f"{os.getpid()}-{os.urandom(8).hex()}.part"
 
     def add(self, pieces: Iterable[bytes], size: int, held: list[str]) -> Blob:

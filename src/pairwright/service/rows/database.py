@@ -67,10 +67,7 @@ class Database:
 
     @contextmanager
     def writing_one_at_a_time(self, what: str) -> Iterator[Connection]:
-        """Open a write transaction that excludes others with the same key `what`.
-
-        Uses an advisory lock on PostgreSQL; SQLite has a single writer anyway.
-        """
+        """Open a write transaction that excludes others with the same key `what`. SQLite has one writer anyway."""
         with self.writing() as connection:
             if not self.is_sqlite:
                 # Advisory locks are keyed by a signed 64-bit integer, and end with the transaction.
@@ -82,7 +79,6 @@ class Database:
         self._engine.dispose()
 
     def _create(self) -> None:
-        """Create missing tables and check the schema version."""
         try:
             with self.writing_one_at_a_time("schema") as connection:
                 metadata.create_all(connection)

@@ -5,13 +5,12 @@ An entity is a key, timestamps and a JSON document.
 
 from typing import Any
 
-import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from pairwright.service.api_errors import already_there, not_found
 from pairwright.service.rows.names import new_id, now
-from pairwright.service.rows.schema import entities
+from pairwright.service.rows.schema import Document, entities
 
 NAMESPACE = "namespace"
 STORE_NAMESPACE = "datastore namespace"
@@ -34,8 +33,6 @@ PREFIXES = {
     FILE: "file",
 }
 
-Document = dict[str, Any]
-
 
 def insert(connection: Connection, kind: str, namespace: str, name: str, document: Document) -> Document:
     """Insert an entity. Raises a 409 refusal if the key exists."""
@@ -49,29 +46,24 @@ def insert(connection: Connection, kind: str, namespace: str, name: str, documen
         "id": new_id(PREFIXES[kind]),
         "created_at": moment,
         "updated_at": moment,
-        "document": msgspec.json.encode(document).decode(),
+        "document": document,
     }
     connection.execute(sa.insert(entities).values(row))
     return _document(row)
 
 
 def update(connection: Connection, kind: str, namespace: str, name: str, changes: Document) -> Document:
-    """Update fields of an entity, and return its document."""
     document = get(connection, kind, namespace, name)
     document.update(changes)
     document["updated_at"] = now()
-    # Times are stored in separate columns.
     body = {key: value for key, value in document.items() if key not in ("created_at", "updated_at")}
     connection.execute(
-        sa.update(entities)
-        .where(*_key(kind, namespace, name))
-        .values(document=msgspec.json.encode(body).decode(), updated_at=document["updated_at"])
+        sa.update(entities).where(*_key(kind, namespace, name)).values(document=body, updated_at=document["updated_at"])
     )
     return document
 
 
 def delete(connection: Connection, kind: str, namespace: str, name: str) -> Document:
-    """Delete an entity, and return its document."""
     document = get(connection, kind, namespace, name)
     connection.execute(sa.delete(entities).where(*_key(kind, namespace, name)))
     return document
@@ -108,5 +100,5 @@ def _key(kind: str, namespace: str, name: str) -> tuple[sa.ColumnElement[bool], 
 
 
 def _document(row: Any) -> Document:
-    document: Document = {"id": row["id"], **msgspec.json.decode(row["document"])}
-    return {**document, "created_at": row["created_at"], "updated_at": row["updated_at"]}
+    times = {"created_at": row["created_at"], "updated_at": row["updated_at"]}
+    return {"id": row["id"], **row["document"], **times}

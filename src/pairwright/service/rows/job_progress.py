@@ -93,10 +93,7 @@ def _row_counts(run: Status) -> dict[str, Any]:
 
 
 def _best_epoch(run: Status) -> int | None:
-    """Return the best epoch as reported by the trainer, else computed from the best step.
-
-    Epochs of a curriculum differ in length, so the reported value takes precedence.
-    """
+    # The reported epoch takes precedence, since epochs of a curriculum differ in length.
     if run.best_epoch is not None or run.best_step is None:
         return run.best_epoch
     return max(0, run.best_step - 1) // run.steps_per_epoch if run.steps_per_epoch else 0

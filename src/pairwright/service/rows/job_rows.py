@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
@@ -17,9 +16,8 @@ from pairwright.jobs.job import JobState, states_before
 from pairwright.service.api_errors import Refusal, not_found
 from pairwright.service.rows.job_progress import NOTHING_YET
 from pairwright.service.rows.names import age_seconds, now
-from pairwright.service.rows.schema import jobs
+from pairwright.service.rows.schema import Document, jobs
 
-Document = dict[str, Any]
 WAITING = (JobState.CREATED, JobState.PENDING)
 WITH_WORKER = (JobState.RUNNING, JobState.CANCELLING)
 REOPENED = (JobState.FAILED, JobState.CANCELLED)
@@ -77,16 +75,12 @@ def insert(connection: Connection, document: Document, request: Request) -> RowM
         "state": JobState.CREATED.value,
         "created_at": moment,
         "updated_at": moment,
-        "starts": 0,
-        "idle_starts": 0,
-        "step": 0,
-        "seconds": 0.0,
         "request_key": request.key,
         "request_hash": request.body_hash,
         "attempt": request.attempt,
-        "document": msgspec.json.encode(document).decode(),
-        "progress": "{}",
-        "log": msgspec.json.encode([_entry(moment, "created", None)]).decode(),
+        "document": document,
+        "progress": {},
+        "log": [_entry(moment, "created", None)],
     }
     connection.execute(sa.insert(jobs).values(row))
     return get(connection, identity)
@@ -101,11 +95,8 @@ def refuse_taken_model(connection: Connection, model: str) -> None:
 
 
 def set_document(connection: Connection, identity: str, **changes: Any) -> None:
-    """Change fields of a job's document."""
-    document = msgspec.json.decode(get(connection, identity)["document"])
-    document.update(changes)
-    text = msgspec.json.encode(document).decode()
-    connection.execute(sa.update(jobs).where(jobs.c.id == identity).values(document=text))
+    document = {**get(connection, identity)["document"], **changes}
+    connection.execute(sa.update(jobs).where(jobs.c.id == identity).values(document=document))
 
 
 # Built once, since every poll of a client runs it.
@@ -140,31 +131,34 @@ def move(
     if row["state"] not in (states_before(new) if before is None else before):
         return False
     moment = now()
-    log = [*msgspec.json.decode(row["log"]), _entry(moment, message, detail)][-MAX_LOG_ENTRIES:]
+    log = [*row["log"], _entry(moment, message, detail)][-MAX_LOG_ENTRIES:]
     changed = connection.execute(
         sa.update(jobs)
         # Compare-and-set: no effect if another transaction moved the job meanwhile.
         .where(jobs.c.id == identity, jobs.c.state == row["state"])
-        .values(state=new.value, updated_at=moment, log=msgspec.json.encode(log).decode(), **values)
+        .values(state=new.value, updated_at=moment, log=log, **values)
     )
     return changed.rowcount == 1
 
 
 def job_document(row: RowMapping, progress: Document | None = None) -> Document:
     """Build the API document of a job, with the given progress, or that of the row."""
-    document: Document = msgspec.json.decode(row["document"])
+    document = {
+        **row["document"],
+        "status": row["state"],
+        "status_details": status_details(row, progress),
+        "name": row["name"],
+        "created_at": row["created_at"],
+        "updated_at": row["updated_at"],
+    }
     # `work` has local paths and is only for the worker. `openai` is shown by the routes of that API.
     for key in ("work", "openai", "is_paused"):
         document.pop(key, None)
-    document["status"] = row["state"]
-    document["status_details"] = status_details(row, progress)
-    document |= {"name": row["name"], "created_at": row["created_at"], "updated_at": row["updated_at"]}
     return document
 
 
 def status_details(row: RowMapping, progress: Document | None = None) -> Document:
-    """Build the status of a job, without metrics."""
-    known: Document = {**NOTHING_YET, **(progress or msgspec.json.decode(row["progress"]))}
+    known: Document = {**NOTHING_YET, **(progress or row["progress"])}
     if row["state"] == JobState.COMPLETED:
         known["percentage_done"] = 100.0
     # Seconds of earlier starts; those of the current one are added.
@@ -178,15 +172,8 @@ def status_details(row: RowMapping, progress: Document | None = None) -> Documen
         "elapsed_time": round(seconds, 3),
         "heartbeat_at": row["heartbeat_at"],
         **known,
-        "status_logs": msgspec.json.decode(row["log"]),
+        "status_logs": row["log"],
     }
-
-
-def work_of(row: RowMapping) -> Document:
-    """Return the input of the worker: model, files, configuration."""
-    work = msgspec.json.decode(row["document"])["work"]
-    assert isinstance(work, dict)
-    return work
 
 
 def _entry(moment: str, message: str, detail: str | None) -> Document:

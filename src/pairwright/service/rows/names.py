@@ -20,7 +20,6 @@ CHECKPOINT = ":ckpt-step-"  # between the name of a model and the step, as OpenA
 
 
 def check_name(value: str, field: str) -> str:
-    """Validate the name of a namespace, dataset, job or deployment."""
     if not _NAME.fullmatch(value) or ".." in value:
         raise Refusal(
             422,
@@ -85,12 +84,10 @@ def now() -> str:
 
 
 def age_seconds(moment: str) -> float:
-    """Return the seconds since a timestamp written by `now`."""
     return time.time() - datetime.fromisoformat(moment).timestamp()
 
 
 def split_reference(value: str, field: str) -> tuple[str, str]:
-    """Split `ns/name` into namespace and name."""
     namespace, _, name = value.partition("/")
     return check_name(namespace, f"{field} (namespace)"), check_name(name, f"{field} (name)")
 

@@ -16,15 +16,12 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from pairwright.service.api_errors import Refusal, already_there, not_found
 from pairwright.service.rows import entities
-from pairwright.service.rows.blob_store import Blob
 from pairwright.service.rows.names import is_commit, now
-from pairwright.service.rows.schema import commits, references
+from pairwright.service.rows.schema import Tree, commits, references
 
 MAIN = "main"
 BRANCH, TAG = "branch", "tag"
 MAX_HISTORY = 1000
-Tree = dict[str, Blob]
-_tree_of = msgspec.json.Decoder(Tree).decode
 
 
 @dataclass(frozen=True)
@@ -54,8 +51,8 @@ def delete_repository(connection: Connection, namespace: str, name: str) -> set[
     """Delete a repository. Returns the sha256 of its files, some of which may now be unused."""
     _check_there(connection, namespace, name)
     hashes: set[str] = set()
-    for text in connection.execute(sa.select(commits.c.tree).where(*_of(namespace, name))).scalars():
-        hashes |= {blob.sha256 for blob in _tree_of(text).values()}
+    for tree in connection.scalars(sa.select(commits.c.tree).where(*_of(namespace, name))):
+        hashes |= {blob.sha256 for blob in tree.values()}
     entities.delete(connection, entities.REPOSITORY, namespace, name)
     connection.execute(sa.delete(commits).where(*_of(namespace, name)))
     connection.execute(sa.delete(references).where(*_reference(namespace, name)))
@@ -63,7 +60,6 @@ def delete_repository(connection: Connection, namespace: str, name: str) -> set[
 
 
 def head(connection: Connection, namespace: str, name: str, branch: str = MAIN) -> Commit:
-    """Return the newest commit of a branch."""
     _check_there(connection, namespace, name)
     oid = connection.scalar(sa.select(references.c.oid).where(*_reference(namespace, name, BRANCH, branch)))
     chosen = sa.select(commits).where(*_of(namespace, name))
@@ -164,7 +160,6 @@ def _move_branch(connection: Connection, namespace: str, name: str, branch: str,
 
 
 def _insert(connection: Connection, namespace: str, name: str, *, parent: str | None, title: str, tree: Tree) -> str:
-    """Insert a commit and return its id."""
     body, moment = msgspec.json.encode(tree), now()
     # Random bytes make ids unique even for equal trees in the same microsecond.
     parts = (namespace.encode(), name.encode(), (parent or "").encode(), moment.encode(), body, os.urandom(16))
@@ -176,7 +171,7 @@ def _insert(connection: Connection, namespace: str, name: str, *, parent: str | 
         "parent": parent,
         "title": title[:500],
         "created_at": moment,
-        "tree": body.decode(),
+        "tree": tree,
     }
     connection.execute(sa.insert(commits).values(row))
     return oid
@@ -188,8 +183,8 @@ def blobs_of(connection: Connection, namespace: str | None) -> dict[str, int]:
     if namespace is not None:
         chosen = chosen.where(commits.c.namespace == namespace)
     sizes: dict[str, int] = {}
-    for text in connection.execute(chosen).scalars():
-        sizes |= {blob.sha256: blob.size for blob in _tree_of(text).values()}
+    for tree in connection.scalars(chosen):
+        sizes |= {blob.sha256: blob.size for blob in tree.values()}
     for document in entities.every(connection, entities.FILE):
         if namespace in (None, document["namespace"]):
             sizes[document["sha256"]] = document["bytes"]
@@ -220,4 +215,4 @@ def _of(namespace: str, name: str) -> tuple[sa.ColumnElement[bool], ...]:
 
 
 def _commit(row: RowMapping) -> Commit:
-    return Commit(row["oid"], row["title"], row["created_at"], _tree_of(row["tree"]))
+    return Commit(row["oid"], row["title"], row["created_at"], row["tree"])

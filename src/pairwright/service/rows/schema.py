@@ -5,10 +5,38 @@ columns for the fields that the queue uses. Dataset files are stored as commits 
 named by their sha256 in the blob store, so revisions are immutable.
 """
 
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
 from sqlalchemy import BigInteger, Column, Float, Integer, MetaData, String, Table, Text, UniqueConstraint
+
+from pairwright.service.rows.blob_store import Blob
 
 SCHEMA_VERSION = 3  # of the last change; database.py migrates older databases
 metadata = MetaData()
+Document = dict[str, Any]  # JSON object of the API
+Tree = dict[str, Blob]  # the files of a commit by path
+
+
+class JsonText(sa.TypeDecorator[Any]):
+    """A text column with JSON: values are decoded to `kind` on reading."""
+
+    impl = Text
+    cache_ok = True
+
+    def __init__(self, kind: Any = Any) -> None:
+        super().__init__()
+        self.kind = kind
+        self._decode = msgspec.json.Decoder(kind).decode
+
+    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> str:
+        return msgspec.json.encode(value).decode()
+
+    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Callable[[Any], Any]:
+        return self._decode  # without the layers of `process_result_value`, since lists decode many values
+
 
 # Key and value: the schema version.
 service = Table("service", metadata, Column("key", String(64), primary_key=True), Column("value", Text, nullable=False))
@@ -24,7 +52,7 @@ entities = Table(
     # Times are ISO 8601 text in all tables, and sort as text.
     Column("created_at", String(32), nullable=False),
     Column("updated_at", String(32), nullable=False),
-    Column("document", Text, nullable=False),
+    Column("document", JsonText, nullable=False),
 )
 
 tokens = Table(
@@ -33,7 +61,7 @@ tokens = Table(
     Column("id", String(64), primary_key=True),
     Column("name", String(128), nullable=False, unique=True),
     Column("hash", String(64), nullable=False, unique=True),
-    Column("scopes", Text, nullable=False),
+    Column("scopes", JsonText, nullable=False),
     Column("created_at", String(32), nullable=False),
 )
 
@@ -48,7 +76,7 @@ commits = Table(
     Column("parent", String(40)),
     Column("title", Text, nullable=False),
     Column("created_at", String(32), nullable=False),
-    Column("tree", Text, nullable=False),
+    Column("tree", JsonText(Tree), nullable=False),
     UniqueConstraint("namespace", "name", "oid"),
 )
 
@@ -87,10 +115,10 @@ jobs = Table(
     Column("request_key", String(300), index=True),
     Column("request_hash", String(64), nullable=False, index=True),
     Column("attempt", Integer, nullable=False, default=0),
-    # JSON: the document of clients and the worker's input; the newest progress; the log of states.
-    Column("document", Text, nullable=False),
-    Column("progress", Text, nullable=False),
-    Column("log", Text, nullable=False),
+    # The document of clients and the worker's input; the newest progress; the log of states.
+    Column("document", JsonText, nullable=False),
+    Column("progress", JsonText, nullable=False),
+    Column("log", JsonText, nullable=False),
     UniqueConstraint("namespace", "name"),
 )
 
@@ -108,6 +136,6 @@ deployments = Table(
     Column("created_at", String(32), nullable=False),
     Column("updated_at", String(32), nullable=False),
     Column("state_at", String(32), nullable=False),
-    Column("document", Text, nullable=False),
+    Column("document", JsonText, nullable=False),
     UniqueConstraint("namespace", "name"),
 )

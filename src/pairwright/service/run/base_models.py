@@ -24,7 +24,6 @@ Document = dict[str, Any]
 
 
 def add_target(connection: Connection, name: str, folder: Path) -> Document:
-    """Register a model folder under a config name."""
     check_model_name(name, "NAME")
     folder = folder.resolve()
     settings = _settings(folder)
@@ -63,7 +62,6 @@ def find_target(connection: Connection, config: str) -> Document:
 
 
 def config_document(target: Document) -> Document:
-    """Build the API document of a customization config from a target."""
     return {
         "id": target["id"].replace("cust-target", "cust-config"),
         "name": target["name"].partition("/")[2] or target["name"],
@@ -85,7 +83,6 @@ def config_document(target: Document) -> Document:
 
 
 def target_document(target: Document) -> Document:
-    """Build the API document of a target."""
     return {
         "id": target["id"],
         "name": target["target"].partition("/")[2] or target["target"],
@@ -115,7 +112,6 @@ def _settings(folder: Path) -> Document:
 
 
 def _weights(folder: Path) -> tuple[int, str]:
-    """Return the number of parameters and the most common precision."""
     try:
         counts = count_parameters(folder)
     except (OSError, SafetensorError) as error:

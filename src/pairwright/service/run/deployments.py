@@ -7,15 +7,13 @@ secret, passed in its environment, so that other programs on the machine cannot 
 as in queue.py.
 """
 
-import contextlib
-import http.client
 import shutil
 import signal
 import time
 from enum import StrEnum
 from typing import Any
 
-import msgspec
+import httpx
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
@@ -25,6 +23,7 @@ from pairwright.jobs import process
 from pairwright.service.api_errors import Refusal, already_there, not_found
 from pairwright.service.context import Context
 from pairwright.service.rows.names import new_id, now
+from pairwright.service.rows.schema import Document
 from pairwright.service.rows.schema import deployments as rows
 from pairwright.service.run.queue import OFFLINE, Quiet
 from pairwright.service.settings import Settings
@@ -34,7 +33,6 @@ MAX_STARTS = 4
 CHECK_SECONDS = 5.0
 SECRET = "PAIRWRIGHT_MODEL_SECRET"  # environment variable of a model server
 EXTERNAL = 0  # port of a deployment with an external endpoint
-Document = dict[str, Any]
 
 
 class DeploymentState(StrEnum):
@@ -83,7 +81,6 @@ class Deployments:
             return list(connection.execute(chosen).mappings())
 
     def _look_after(self, row: RowMapping) -> None:
-        """Start, check or stop the server of a deployment, according to its state."""
         folder = self._settings.deployment_folder(row["id"])
         state, alive = DeploymentState(row["state"]), process.is_alive(folder)
         if state is DeploymentState.FAILED:
@@ -106,7 +103,6 @@ class Deployments:
                 self._move(row, DeploymentState.PENDING, "does not answer")
 
     def _start(self, row: RowMapping) -> None:
-        """Start the model server on a free port; fail the deployment after too many starts."""
         folder = self._settings.deployment_folder(row["id"])
         if row["starts"] >= MAX_STARTS:
             self._fail(row, f"the model server ended {row['starts']} times")
@@ -115,7 +111,7 @@ class Deployments:
         description = "the model server is starting" if not row["starts"] else "the model server is started again"
         if not self._move(row, DeploymentState.PENDING, description, port=port, starts=row["starts"] + 1):
             return  # deleted a moment ago
-        work = msgspec.json.decode(row["document"])["work"]
+        work = row["document"]["work"]
         command = [*self._settings.model_command, work["folder"], "--host", "127.0.0.1", "--port", str(port)]
         command += ["--api-key-env", SECRET, *work["arguments"]]
         try:
@@ -126,11 +122,8 @@ class Deployments:
 
     def _fail(self, row: RowMapping, message: str) -> None:
         lines = process.log_end(self._settings.deployment_folder(row["id"]), 3)
-        self._move(
-            row,
-            DeploymentState.FAILED,
-            self._settings.hide_paths("; ".join([*lines[-1:], message, *lines[:-1]]))[:2000],
-        )
+        description = self._settings.hide_paths("; ".join([*lines[-1:], message, *lines[:-1]]))
+        self._move(row, DeploymentState.FAILED, description[:2000])
 
     def _move(self, row: RowMapping, new: DeploymentState, description: str, **values: Any) -> bool:
         """Record a state; False if the deployment was deleted meanwhile. Only the supervisor thread changes states."""
@@ -139,7 +132,6 @@ class Deployments:
             return connection.execute(sa.update(rows).where(rows.c.id == row["id"]).values(values)).rowcount == 1
 
     def _end_deleted(self, known: set[str]) -> None:
-        """Stop the servers of deleted deployments, and remove their folders."""
         if not self._settings.deployments.is_dir():
             return
         for folder in self._settings.deployments.iterdir():
@@ -152,7 +144,6 @@ class Deployments:
             elif folder.name not in self._ending:
                 self._ending[folder.name] = time.monotonic()
                 process.send(folder, signal.SIGTERM)
-            # Five seconds after SIGTERM.
             elif time.monotonic() - self._ending[folder.name] > 5.0:
                 process.send(folder, signal.SIGKILL)
 
@@ -176,11 +167,10 @@ def insert(
         "state": (DeploymentState.READY if is_external else DeploymentState.CREATED).value,
         "description": "leads to an external endpoint" if is_external else "waiting for its model server",
         "port": EXTERNAL if is_external else None,
-        "starts": 0,
         "created_at": moment,
         "updated_at": moment,
         "state_at": moment,
-        "document": msgspec.json.encode(document).decode(),
+        "document": document,
     }
     connection.execute(sa.insert(rows).values(row))
     return get(connection, namespace, name)
@@ -202,11 +192,9 @@ def get(connection: Connection, namespace: str, name: str) -> RowMapping:
 
 def deployment_document(row: RowMapping, base_url: str) -> Document:
     """Build the API document of a deployment. `url` is the root of an OpenAI-compatible server (`/v1` below it)."""
-    document: Document = msgspec.json.decode(row["document"])
-    # `work` has local paths.
-    fields_of_deployment = {key: value for key, value in document.items() if key != "work"}
     return {
-        **fields_of_deployment,
+        # `work` has local paths.
+        **{key: value for key, value in row["document"].items() if key != "work"},
         "id": row["id"],
         "name": row["name"],
         "namespace": row["namespace"],
@@ -218,14 +206,12 @@ def deployment_document(row: RowMapping, base_url: str) -> Document:
     }
 
 
-def answers(port: int | None, secret: str) -> bool:
+def answers(port: int, secret: str) -> bool:
     """Return whether the model server on a local port is up and accepts its secret."""
-    if port is None:
+    url, headers = f"http://127.0.0.1:{port}/v1/models", {"authorization": f"Bearer {secret}"}
+    try:
+        # Without verification no certificates are loaded, and trust_env=False: loopback is never behind a proxy.
+        answer = httpx.get(url, headers=headers, timeout=2, verify=False, trust_env=False)
+    except httpx.HTTPError:
         return False
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
-    with contextlib.closing(connection):
-        try:
-            connection.request("GET", "/v1/models", headers={"authorization": f"Bearer {secret}"})
-            return connection.getresponse().status == 200
-        except (OSError, http.client.HTTPException):
-            return False
+    return answer.status_code == 200

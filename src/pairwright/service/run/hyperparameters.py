@@ -19,7 +19,6 @@ def train_section(parameters: Hyperparameters) -> dict[str, Any]:
     _check(parameters)
     dpo = parameters.dpo or Dpo()
     section: dict[str, Any] = {
-        # Weights of the trainer's channels: exactly one is 1.
         "channels": {"dpo": float(parameters.training_type == "dpo"), "sft": float(parameters.training_type == "sft")},
         "finetuning_type": parameters.finetuning_type,
         "epochs": parameters.epochs,
@@ -73,7 +72,6 @@ def warnings_of(parameters: Hyperparameters, integrations: list[dict[str, Any]])
 
 
 def _check(parameters: Hyperparameters) -> None:
-    """Raise for hyperparameters that the trainer does not support."""
     if parameters.training_type not in TRAINING_TYPES:
         raise _refuse_value(
             "hyperparameters.training_type", f"got {parameters.training_type!r}, this service trains dpo and sft"

@@ -1,19 +1,22 @@
 """Find, cancel, pause, resume and delete jobs on request, with checks of the caller's rights."""
 
 import shutil
+from typing import Annotated
 
 import sqlalchemy as sa
+from fastapi import Depends
 from sqlalchemy.engine import Connection, RowMapping
 
 from pairwright.jobs.job import FINAL, JobState
+from pairwright.service.access import CallerIs
 from pairwright.service.api_errors import Refusal
-from pairwright.service.context import Context
+from pairwright.service.context import Context, ContextIs
 from pairwright.service.rows import job_rows as jobs
 from pairwright.service.rows.api_tokens import Caller
 from pairwright.service.rows.names import check_name
 from pairwright.service.rows.schema import jobs as rows
+from pairwright.service.run.job_results import delete_result_file
 from pairwright.service.run.model_names import refuse_deployed
-from pairwright.service.run.result_file import delete_result_file
 from pairwright.service.run.usage import free_blobs
 
 
@@ -24,22 +27,28 @@ def find_job(connection: Connection, job_id: str, caller: Caller, *, write: bool
     return row
 
 
+def _readable_job(job_id: str, caller: CallerIs, context: ContextIs) -> RowMapping:
+    with context.database.reading() as connection:
+        return find_job(connection, job_id, caller)
+
+
+# Path parameter `job_id`: the row of a job that the caller may read.
+JobIs = Annotated[RowMapping, Depends(_readable_job)]
+
+
 def end_job(context: Context, job_id: str, caller: Caller, *, is_paused: bool) -> RowMapping:
-    """Cancel or pause a job, and return its row."""
     verb = "paused" if is_paused else "cancelled"
     with context.database.writing() as connection:
         row = find_job(connection, job_id, caller, write=True)
-        is_active = row["state"] in (*jobs.WAITING, JobState.RUNNING)
-        if is_active:
+        if row["state"] in (JobState.FAILED, JobState.COMPLETED):
+            raise Refusal(409, "job_ended", f"job {job_id} is {row['state']}: there is nothing to cancel")
+        # Pausing a job that is being cancelled changes nothing.
+        if not is_paused or row["state"] in (*jobs.WAITING, JobState.RUNNING):
             jobs.set_document(connection, job_id, is_paused=is_paused)
         if row["state"] in jobs.WAITING:
             jobs.move(connection, job_id, JobState.CANCELLED, f"{verb} by {caller.name}")
         elif row["state"] == JobState.RUNNING:
             jobs.move(connection, job_id, JobState.CANCELLING, f"to be {verb}, asked for by {caller.name}")
-        elif row["state"] not in (JobState.CANCELLING, JobState.CANCELLED):
-            raise Refusal(409, "job_ended", f"job {job_id} is {row['state']}: there is nothing to cancel")
-        elif not is_paused:
-            jobs.set_document(connection, job_id, is_paused=False)
         row = jobs.get(connection, job_id)
     context.wake.set()
     return row
@@ -55,9 +64,8 @@ def reopen_job(context: Context, job_id: str, caller: Caller) -> RowMapping:
                 "job_not_resumable",
                 f"job {job_id} is {row['state']}: only a job that failed, or was paused or cancelled, can be resumed",
             )
-        missing = [
-            file["path"] for file in jobs.work_of(row)["files"] if not context.blobs.path(file["sha256"]).is_file()
-        ]
+        files = row["document"]["work"]["files"]
+        missing = [file["path"] for file in files if not context.blobs.path(file["sha256"]).is_file()]
         has_data = (context.settings.job_folder(job_id) / "data").is_dir()
         if missing and not has_data:
             raise Refusal(409, "dataset_gone", f"job {job_id}: {missing[0]} was deleted: submit it again")
@@ -82,4 +90,4 @@ def remove_job(context: Context, job_id: str, caller: Caller) -> None:
         connection.execute(sa.delete(rows).where(rows.c.id == job_id))
     # Removed after the row: leftovers of a crash are removed at the next start.
     shutil.rmtree(context.settings.job_folder(job_id), ignore_errors=True)
-    free_blobs(context, blobs | {file["sha256"] for file in jobs.work_of(row)["files"]})
+    free_blobs(context, blobs | {file["sha256"] for file in row["document"]["work"]["files"]})

@@ -40,7 +40,6 @@ def find_known(connection: Connection, model: str, caller: Caller) -> RowMapping
 
 
 def model_folder(connection: Connection, model: str, caller: Caller, settings: Settings) -> Path:
-    """Return the folder of a model. Raises a refusal if it is unknown or not ready."""
     row = find_known(connection, model, caller)
     if isinstance(row, Path):
         return row
@@ -126,7 +125,6 @@ def _other_models(connection: Connection, entries: Mapping[str, ModelDocument]) 
 
 
 def find_model(connection: Connection, name: str, caller: Caller) -> ModelDocument:
-    """Return one model by its full name. Raises a 404 refusal if there is none."""
     namespace, _, rest = name.partition("/")
     entry = entities.find(connection, entities.MODEL, namespace, rest)
     row = _job(connection, name)

@@ -16,7 +16,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import RowMapping
 
@@ -33,8 +32,7 @@ from pairwright.service.rows.job_progress import summary
 from pairwright.service.rows.job_rows import WAITING, WITH_WORKER
 from pairwright.service.rows.names import age_seconds, now
 from pairwright.service.rows.schema import jobs as rows
-from pairwright.service.run.model_card import write_card
-from pairwright.service.run.result_file import add_result_file
+from pairwright.service.run.job_results import add_result_file, write_card
 from pairwright.service.settings import WORK_FILE
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}  # for child processes
@@ -110,28 +108,19 @@ class JobQueue:
         return self._run(row) / local.PROCESS
 
     def _start(self, row: RowMapping) -> None:
-        """Write the inputs of a job and launch its worker."""
-        moved = self._move(
-            row,
-            JobState.RUNNING,
-            "started" if not row["starts"] else "resumed from the last checkpoint",
-            starts=row["starts"] + 1,
-            started_at=now(),
-            heartbeat_at=now(),
-        )
-        if not moved:
+        message = "resumed from the last checkpoint" if row["starts"] else "started"
+        values: dict[str, Any] = {"starts": row["starts"] + 1, "started_at": now(), "heartbeat_at": now()}
+        if not self._move(row, JobState.RUNNING, message, **values):
             return  # cancelled a moment ago
         folder = self._folder(row)
         try:
-            work = jobs.work_of(row)
+            work = row["document"]["work"]
             # Truncated as in the base model's config; the trainer counts truncated sequences.
             tokens = {"max_length": work.get("max_length")}
             # The worker gets paths and does not access the blob store.
             files = [{**file, "blob": str(self._context.blobs.path(file["sha256"]))} for file in work["files"]]
-            write_json(
-                folder / "config.yaml",
-                {"name": folder.name, "seed": work["seed"], "train": work["train"], "tokens": tokens},
-            )
+            config = {"name": folder.name, "seed": work["seed"], "train": work["train"], "tokens": tokens}
+            write_json(folder / "config.yaml", config)
             write_json(folder / WORK_FILE, {**work, "files": files})
             command = [*self._settings.worker_command, str(folder)]
             job = new_job("local", model=work["model"], pairs=None)
@@ -164,19 +153,17 @@ class JobQueue:
             return
         self._noted[row["id"]] = time.monotonic()
         progress = self._progress(row, is_completed=False)
-        values: dict[str, Any] = {"heartbeat_at": now(), "progress": msgspec.json.encode(progress).decode()}
-        # Progress resets the count of idle starts.
+        values: dict[str, Any] = {"heartbeat_at": now(), "progress": progress}
         if progress["steps_completed"] > row["step"]:
             values |= {"step": progress["steps_completed"], "idle_starts": 0}
         with self._context.database.writing() as connection:
             connection.execute(sa.update(rows).where(rows.c.id == row["id"]).values(values))
 
     def _close(self, row: RowMapping, *, is_recovery: bool) -> None:
-        """Move a job whose worker is gone to its next state."""
         new, message, detail = self._outcome(row, is_recovery=is_recovery)
         progress = self._progress(row, is_completed=new is JobState.COMPLETED)
         values: dict[str, Any] = {
-            "progress": msgspec.json.encode(progress).decode(),
+            "progress": progress,
             "heartbeat_at": now(),
             # After a crash, files may have an older step than the row.
             "step": max(row["step"], progress["steps_completed"]),
@@ -195,14 +182,13 @@ class JobQueue:
                 with contextlib.suppress(OSError):  # failing to write the card must not fail the job
                     write_card(row, local.result_folder(self._run(row)))
             # A paused job is a cancelled one that keeps its checkpoints.
-            is_paused = new is JobState.CANCELLED and msgspec.json.decode(row["document"]).get("is_paused")
+            is_paused = new is JobState.CANCELLED and row["document"].get("is_paused")
             if new is not JobState.FAILED and not is_paused and not self._settings.keep_checkpoints:
                 shutil.rmtree(self._run(row) / "checkpoints", ignore_errors=True)
         for memory in (self._asked_to_stop, self._quiet, self._noted):
             memory.pop(row["id"], None)
 
     def _outcome(self, row: RowMapping, *, is_recovery: bool) -> tuple[JobState, str, str | None]:
-        """Return state, message and detail of a job whose worker is gone."""
         folder = self._run(row)
         run = read_status(folder, strict=False)
         if run is not None and run.state == "completed" and local.result_folder(folder).is_dir():
@@ -234,8 +220,7 @@ class JobQueue:
         return self._settings.hide_paths("\n".join(process.log_end(self._process(row), LOG_LINES)))
 
     def _progress(self, row: RowMapping, *, is_completed: bool) -> dict[str, Any]:
-        before = msgspec.json.decode(row["progress"])
-        return summary(self._run(row), is_completed=is_completed, before=before)
+        return summary(self._run(row), is_completed=is_completed, before=row["progress"])
 
     def _move(self, row: RowMapping, new: JobState, message: str, *, detail: str | None = None, **values: Any) -> bool:
         with self._context.database.writing() as connection:

@@ -96,7 +96,6 @@ def submit(context: Context, body: JobBody, caller: Caller, request: jobs.Reques
 
 
 def find_repeat(context: Context, caller: Caller, request: jobs.Request) -> RowMapping | None:
-    """Return the job that an earlier attempt of a request created, or None."""
     if request.key is None and not request.attempt:
         return None
     with context.database.writing_one_at_a_time("jobs") as connection:
@@ -143,7 +142,6 @@ def check_source(source: Source, training_type: str, context: Context) -> None:
 
 
 def _job_document(connection: Connection, body: JobBody, namespace: str, source: Source, identity: str) -> Document:
-    """Return the document of a new job on a dataset."""
     section = train_section(body.hyperparameters)
     target, max_seq_length, config_warnings = _config(connection, body)
     return {
@@ -195,7 +193,6 @@ def _config(connection: Connection, body: JobBody) -> tuple[Document, int, list[
         return target, int(target["max_seq_length"]), []
     name = config.target
     if isinstance(name, dict):
-        # A target as an object: its name, with an optional namespace.
         plain, namespace = name.get("name") or name.get("base_model"), name.get("namespace")
         name = f"{namespace}/{plain}" if namespace and plain and "/" not in str(plain) else plain
     name = name or (f"{config.namespace}/{config.name}" if config.namespace and config.name else config.name)
@@ -234,7 +231,6 @@ def _reference(dataset: str | DatasetReference) -> DatasetReference:
 
 
 def _source(connection: Connection, reference: DatasetReference, caller: Caller) -> Source:
-    """Look up the dataset of a request. Raises a refusal if it is missing or has no training file."""
     url = reference.files_url
     if url is None:
         if reference.name is None:
@@ -262,7 +258,6 @@ def _source(connection: Connection, reference: DatasetReference, caller: Caller)
 
 
 def _files(commit: Commit, source: str) -> list[Document]:
-    """List the training and validation files of a commit, in order."""
     files = [
         {"path": path, "split": split, "sha256": blob.sha256, "size": blob.size}
         for path, blob in commit.tree.items()
@@ -271,11 +266,8 @@ def _files(commit: Commit, source: str) -> list[Document]:
         if split is not None
     ]
     if not any(file["split"] == "train" and file["size"] for file in files):
-        raise Refusal(
-            422,
-            "no_training_file",
-            f"dataset: {source} has no training/*.jsonl with rows: upload training/training_file.jsonl",
-        )
+        message = f"dataset: {source} has no training/*.jsonl with rows: upload training/training_file.jsonl"
+        raise Refusal(422, "no_training_file", message)
     return files
 
 

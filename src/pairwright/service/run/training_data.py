@@ -1,10 +1,10 @@
 """Checks uploaded rows and converts them to tables for the trainer, with the import and pairing of the command line.
 
-    dpo   rows of any preference format       ->  OUT/pairs, a pairs table with both splits
-    sft   rows of the format customizer-sft   ->  OUT/experience and OUT/validation, experience tables
+    dpo   rows of any preference format of `sources/`   ->  OUT/pairs, a pairs table with both splits
+    sft   rows of the format customizer-sft             ->  OUT/experience and OUT/validation, experience tables
 
-Splits follow the training and validation files; rows are neither dropped nor reordered. An invalid row fails the job,
-with its file and line in the message.
+Rows are checked when a job is submitted, and again by its worker. Splits follow the training and validation files; rows
+are neither dropped nor reordered. An invalid row fails the job, with its file and line in the message.
 """
 
 import os
@@ -35,13 +35,6 @@ from pairwright.sources.reading import Layout, detect, read_file
 from pairwright.store.importing import QUARANTINE, import_files
 from pairwright.store.table import Table
 
-# Reads the rows of uploaded files as training will, and refuses the first that cannot be trained on.
-#
-# Rows are read by `sources/`: preferences in any of its formats ({prompt, chosen_response, rejected_response}, TRL,
-# OpenAI, HelpSteer3 ...), demonstrations in the format customizer-sft. Used when a job is submitted, and again by its
-# worker.
-
-
 # "text" is a prompt or answer outside any chat template.
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "text"})
 # Messages name a file by its path in the dataset, not by the path of its blob.
@@ -58,15 +51,10 @@ class DataFile:
 
 
 def check_rows(files: Sequence[DataFile], training_type: str, *, max_bytes: int | None = None) -> int:
-    """Raise SourceError for the first row that cannot be trained on, with file, line and reason.
+    """Count the rows of a dataset. Raises SourceError for the first one that cannot be trained on.
 
-    Args:
-        files: the files of a dataset.
-        training_type: dpo or sft.
-        max_bytes: maximum bytes to read, from the start of each file; None reads whole files.
-
-    Returns:
-        The number of rows that were read.
+    training_type: dpo or sft.
+    max_bytes: maximum bytes to read, from the start of each file; None reads whole files.
     """
     count = 0
     for file in files:
@@ -136,7 +124,6 @@ def _check_role(message: Message, path: str, line: int | None) -> None:
 
 
 def _has_preferences(blob: Path, layout: Layout) -> bool:
-    """Return whether the first readable record in this layout is a preference."""
     records: Iterator[Experience | Rejected] = read_file(blob, layout, _OPTIONS)
     first = next((record for record in islice(records, 20) if isinstance(record, Experience)), None)
     return first is not None and first.chosen is not None and first.rejected is not None
@@ -180,10 +167,7 @@ def write_training_data(files: Sequence[DataFile], output: Path, *, training_typ
 
 
 def _import_rows(files: Sequence[DataFile], table: Table, scratch: Path, training_type: str) -> dict[str, str]:
-    """Import files in order. Raises SourceError for the first invalid row.
-
-    Returns the dataset path of each imported file.
-    """
+    """Import files in order, and return the dataset path of each. Raises SourceError for the first invalid row."""
     paths: dict[str, str] = {}
     # Consecutive files of one format are imported together; a new format starts a new import, to keep the order.
     for format_name, numbered in groupby(enumerate(files), key=lambda item: _format_of(item[1], training_type)):

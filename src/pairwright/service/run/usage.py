@@ -14,10 +14,7 @@ from pairwright.service.rows.schema import jobs as job_table
 
 
 def check_quota(context: Context, namespace: str, num_new: int) -> None:
-    """Raise a 413 refusal if `num_new` more bytes would exceed the quota of a namespace.
-
-    Uploaded files, each counted once, and the folders of its jobs count.
-    """
+    """Raise a 413 refusal if `num_new` more bytes of files and job folders would exceed the quota of a namespace."""
     quota = context.settings.quota_bytes
     if quota is None:
         return
@@ -45,7 +42,7 @@ def used_blobs(context: Context, connection: sa.Connection) -> set[str]:
     """Return the blobs of all commits and files, and of unfinished or resumable jobs, whose repository may be gone."""
     used = set(repositories.blobs_of(connection, None))
     for row in jobs.in_states(connection, (*jobs.WAITING, *jobs.WITH_WORKER, *jobs.REOPENED)):
-        used |= {file["sha256"] for file in jobs.work_of(row)["files"]}
+        used |= {file["sha256"] for file in row["document"]["work"]["files"]}
     return used
 
 

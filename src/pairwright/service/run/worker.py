@@ -63,7 +63,6 @@ class _Lines:
 
 
 def main() -> None:
-    """Run the job of the folder given on the command line."""
     try:
         arguments = prepare(Path(sys.argv[1]))
         try:

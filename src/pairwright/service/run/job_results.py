@@ -1,12 +1,12 @@
-"""The result file of a job created through OpenAI's API: `step_metrics.csv`, one row per step."""
+"""What a completed job leaves beside its weights: the card of its model, and a file of metrics for OpenAI's clients."""
 
 import csv
 import io
 from pathlib import Path
 
-import msgspec
 from sqlalchemy.engine import Connection, RowMapping
 
+from pairwright.paths import write_bytes
 from pairwright.service.context import Context
 from pairwright.service.rows import entities, job_progress
 from pairwright.service.rows import job_rows as jobs
@@ -18,8 +18,8 @@ _COLUMNS = ("step", "train_loss", "train_accuracy", "valid_loss", "valid_mean_to
 
 
 def add_result_file(context: Context, row: RowMapping, run_folder: Path) -> None:
-    """Store the curves of a job as a file, once; its id is derived from the job id."""
-    document = msgspec.json.decode(row["document"])
+    """Store the curves of a job of OpenAI's API as `step_metrics.csv`, one row per step. Repeating it adds nothing."""
+    document = row["document"]
     if "openai" not in document:
         return
     content = format_metrics(run_folder)
@@ -49,7 +49,6 @@ def file_id(job_id: str) -> str:
 
 
 def format_metrics(run_folder: Path) -> bytes:
-    """Return the curves of a run as CSV."""
     steps: dict[int, dict[str, float]] = {}
     for name, points in job_progress.read_metrics(run_folder, max_points=2**31).items():
         column = f"valid_{name.removeprefix('val_')}" if name.startswith("val_") else name
@@ -61,3 +60,30 @@ def format_metrics(run_folder: Path) -> bytes:
     writer.writeheader()
     writer.writerows(steps[step] for step in sorted(steps))
     return text.getvalue().encode()
+
+
+def write_card(row: RowMapping, folder: Path) -> None:
+    """Write README.md to the folder of a model, with metadata for hubs. Replaces PEFT's template."""
+    document = row["document"]
+    knobs, snapshot = document["hyperparameters"], document["config_snapshot"]
+    is_adapter = (folder / "adapter_config.json").is_file()
+    values = {name: value for name, value in knobs.items() if not isinstance(value, dict)}
+    lines = [
+        "---",
+        f"base_model: {snapshot['base_model']}",
+        f"library_name: {'peft' if is_adapter else 'transformers'}",
+        "tags:",
+        "- pairwright",
+        f"- {knobs['training_type']}",
+        "---",
+        f"# {document['output_model']}",
+        "",
+        f"{snapshot['base_model']}, trained by pairwright ({knobs['training_type']}, {knobs['finetuning_type']}) "
+        f"in job `{document['id']}` on the dataset `{document['dataset']['namespace']}/{document['dataset']['name']}` "
+        f"(`{document['dataset']['files_url']}`), sequences of at most {snapshot['max_seq_length']} tokens.",
+        "",
+        "| hyperparameter | value |",
+        "|---|---|",
+        *(f"| {name} | {value} |" for name, value in sorted(values.items())),
+    ]
+    write_bytes(folder / "README.md", ("\n".join(lines) + "\n").encode())
