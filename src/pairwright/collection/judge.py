@@ -17,13 +17,7 @@ from pairwright.collection.run_failures import ScorerError
 from pairwright.config.collect_config import JudgeTerms
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Message, canonical_messages, content_hash
-from pairwright.scorers.judge_questions import (
-    MAX_ANSWER,
-    Question,
-    compare_question,
-    grade_question,
-    rank_question,
-)
+from pairwright.scorers.judge_questions import MAX_ANSWER, Question, compare_question, grade_question, rank_question
 from pairwright.scorers.programs import Outcome, with_overall
 from pairwright.store.score_log import OVERALL
 

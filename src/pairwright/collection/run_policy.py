@@ -11,6 +11,7 @@ import msgspec
 
 from pairwright.collection.call_log import CallLog
 from pairwright.collection.counters import Status, Tally
+from pairwright.collection.endpoint_policy import EndpointPolicy, GgufPolicy
 from pairwright.collection.local_policy import LocalPolicy
 from pairwright.collection.policies import Ask, Completion, Policy, Prompt, as_messages
 from pairwright.collection.sampled_tokens import SampledCalls
@@ -27,18 +28,13 @@ def make_policy(config: PolicyConfig, *, base: Path | None = None) -> Policy:
     Paths are resolved from the working directory, then from `base`.
     """
     if config.base_url is not None:
-        from pairwright.collection.endpoint_policy import EndpointPolicy
-
         return EndpointPolicy(config)
-
     model = config.model
     if model is None:
         raise ConfigError("policy: expected model (a folder), or base_url and model (an endpoint)")
     if base is not None and not Path(model).exists() and (base / model).exists():
         model = str(base / model)
     if model.endswith(".gguf"):
-        from pairwright.collection.gguf_policy import GgufPolicy
-
         return GgufPolicy(config, Path(model))
     return LocalPolicy.load(config, find_model(model))
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pairwright.collection.collecting import collect
 from pairwright.collection.run_failures import CollectError
-from pairwright.collection.runner import Collected, Watch, collect
+from pairwright.collection.runner import Collected, Watch
 from pairwright.collection.tasks import Task
 from pairwright.config import Config, PolicyConfig
 from pairwright.errors import ConfigError

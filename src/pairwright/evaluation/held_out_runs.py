@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from pairwright.collection.collecting import collect
 from pairwright.collection.counters import Status
-from pairwright.collection.runner import Collected, Workflow, collect
+from pairwright.collection.runner import Collected, Workflow
 from pairwright.config import Config
 from pairwright.errors import ConfigError
 from pairwright.evaluation.evaluation import Evaluation, evaluate, evaluate_settings

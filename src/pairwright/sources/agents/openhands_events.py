@@ -1,6 +1,6 @@
 """Events of OpenHands' SDK as messages, and the context that a condensation leaves."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pairwright.records.messages import Json, Message, ToolCall
@@ -37,23 +37,15 @@ class Entry:
     def add(self, other: "Entry") -> None:
         """Merge another action of the same model response."""
         left, right = self.message, other.message
+        content, reasoning = left.content, left.reasoning
+        # Each action of an answer repeats its thought: equal texts are kept once.
+        if right.content not in (None, content):
+            content = [*parts_of(content), *parts_of(right.content)]
+        if right.reasoning not in (None, reasoning):
+            reasoning = "\n\n".join(thought for thought in (reasoning, right.reasoning) if thought) or None
+        calls, extra = left.tool_calls + right.tool_calls, {**left.extra, **right.extra}
         self.ids |= other.ids
-        self.message = Message(
-            left.role,
-            # Each action of an answer repeats its thought: equal texts are kept once.
-            left.content
-            if right.content in (None, left.content)
-            else [*parts_of(left.content), *parts_of(right.content)],
-            left.reasoning
-            if right.reasoning in (None, left.reasoning)
-            else _join_texts(left.reasoning, right.reasoning),
-            left.tool_calls + right.tool_calls,
-            generated=left.generated,
-            extra={**left.extra, **right.extra},
-        )
-
-    def as_context(self) -> "Entry":
-        return Entry(as_past(self.message), self.ids, self.response, self.error)
+        self.message = Message(left.role, content, reasoning, calls, generated=left.generated, extra=extra)
 
 
 def condensed(entries: list[Entry], fields: Json, *, generated: bool | None = None) -> list[Entry]:
@@ -66,7 +58,7 @@ def condensed(entries: list[Entry], fields: Json, *, generated: bool | None = No
         ids = {event_id for entry in entries for event_id in entry.ids}
         forgotten = {event_id for event_id in ids if isinstance(event_id, int) and first <= event_id <= last}
     # A merged message is forgotten if any of its events is.
-    remaining = [entry.as_context() for entry in entries if entry.ids.isdisjoint(forgotten)]
+    remaining = [replace(entry, message=as_past(entry.message)) for entry in entries if entry.ids.isdisjoint(forgotten)]
     if isinstance(fields.get("summary"), str):
         place = index(fields.get("summary_offset"))
         summary = Message("user", fields["summary"], generated=generated, extra={"is_summary": True})
@@ -90,7 +82,16 @@ def entry_of_event(event: Json) -> Entry | None:
         return Entry(_action(event), ids, response if isinstance(response, str) and response else None)
     if kind == "ObservationEvent":
         message = _observation(event)
-        return Entry(message, ids, error=_error_of_event(message))
+        exit_code = message.extra.get("exit_code")
+        error = None
+        if message.extra.get("timeout") is True:
+            error = "timeout"
+        elif message.extra.get("is_error") is True:
+            error = error_kind_of_text(message.text) or "tool_error"
+        # A negative code means that the command was still running.
+        elif isinstance(exit_code, int) and exit_code > 0:
+            error = "nonzero_exit"
+        return Entry(message, ids, error=error)
     # Remaining kinds: an error of the agent, or an action refused by the user.
     key = "error" if kind == "AgentErrorEvent" else "rejection_reason"
     content = text(event.get(key), key)
@@ -129,11 +130,8 @@ def _action(event: Json) -> Message:
 
 def _observation(event: Json) -> Message:
     observation = mapping(event.get("observation"), "observation")
-    extra: Json = {
-        key: observation[key]
-        for key in ("is_error", "exit_code", "timeout")
-        if observation.get(key) not in (None, False)
-    }
+    marks = {key: observation.get(key) for key in ("is_error", "exit_code", "timeout")}
+    extra = {key: mark for key, mark in marks.items() if mark not in (None, False)}
     if "content" in observation:
         return _result(event, _content(observation["content"], "observation.content"), extra)
     output = observation.get("output")  # older versions
@@ -148,16 +146,6 @@ def _result(event: Json, content: str | list[Json] | None, extra: Json) -> Messa
         name=optional_text(event.get("tool_name"), "tool_name"),
         extra=extra,
     )
-
-
-def _error_of_event(message: Message) -> str | None:
-    if message.extra.get("timeout") is True:
-        return "timeout"
-    if message.extra.get("is_error") is True:
-        return error_kind_of_text(message.text) or "tool_error"
-    # A negative code means that the command was still running.
-    exit_code = message.extra.get("exit_code")
-    return "nonzero_exit" if isinstance(exit_code, int) and exit_code > 0 else None
 
 
 def _content(value: Any, where: str) -> str | list[Json] | None:
@@ -175,7 +163,3 @@ def _content(value: Any, where: str) -> str | list[Json] | None:
 def _thinking(value: Any) -> str | None:
     blocks = objects_in(object_or_empty(value).get("thinking_blocks"))
     return "\n\n".join(thought for block in blocks if isinstance(thought := block.get("thinking"), str)) or None
-
-
-def _join_texts(left: str | None, right: str | None) -> str | None:
-    return "\n\n".join(thought for thought in (left, right) if thought) or None

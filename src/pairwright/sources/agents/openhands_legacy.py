@@ -64,10 +64,6 @@ class Talk:
     def has_answer(self) -> bool:
         return any(entry.message.is_generated for entry in self.entries)
 
-    def add(self, event: Json, message: Message) -> None:
-        event_id = event.get("id")
-        self.entries.append(Entry(message, {event_id} if isinstance(event_id, int | str) else set()))
-
 
 def matches(value: Any) -> bool:
     if isinstance(value, dict):
@@ -137,16 +133,22 @@ def _take(talk: Talk, event: Json, where: str) -> None:
     kind = action if isinstance(action, str) else observation
     if not isinstance(kind, str) or kind in _SILENT:
         talk.others[kind if isinstance(kind, str) else "no kind"] += 1
-    elif isinstance(action, str):
+        return
+    if isinstance(action, str):
         message = _action(talk, action, event, fields, where)
-        if message is not None:
-            talk.add(event, message)
     else:
         content = fields.get("content")
         content = content if isinstance(content, str) else json_text(content)
-        call_id, extra = _answered(talk, event), _outcome(kind, fields)
+        call_id = _answered(talk, event)
+        code = object_or_empty(fields.get("metadata")).get("exit_code", fields.get("exit_code"))
+        extra: Json = {"exit_code": code} if isinstance(code, int) and code != 0 else {}
+        if kind == "error":
+            extra["is_error"] = True
         # An observation without a call, made by the controller, is a user turn for the model.
-        talk.add(event, Message("user" if call_id is None else "tool", content, tool_call_id=call_id, extra=extra))
+        message = Message("user" if call_id is None else "tool", content, tool_call_id=call_id, extra=extra)
+    if message is not None:
+        event_id = event.get("id")
+        talk.entries.append(Entry(message, {event_id} if isinstance(event_id, int | str) else set()))
 
 
 def _action(talk: Talk, action: str, event: Json, fields: Json, where: str) -> Message | None:
@@ -192,12 +194,6 @@ def _answered(talk: Talk, event: Json) -> str | None:
         if calls and (cause is None or cause in list(entry.ids)):
             return calls[0].id
     return None
-
-
-def _outcome(kind: str, fields: Json) -> Json:
-    code = object_or_empty(fields.get("metadata")).get("exit_code", fields.get("exit_code"))
-    extra: Json = {"exit_code": code} if isinstance(code, int) and code != 0 else {}
-    return {**extra, "is_error": True} if kind == "error" else extra
 
 
 def _error_kind(position: int, message: Message) -> str | None:

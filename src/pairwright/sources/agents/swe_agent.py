@@ -129,7 +129,9 @@ def matches(value: Any) -> bool:
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     if not isinstance(value, list) or is_plain_list(value):
-        yield _experience(value, origin, _name_of(origin))
+        # "django__django-1.traj.json.gz" -> "django__django-1"
+        name = re.sub(r"(\.traj)?(\.jsonl?)?(\.gz|\.zst)?$", "", origin.path.name)
+        yield _experience(value, origin, None if name in _NAMES_OF_NO_INSTANCE else name)
         return
     if not value:
         raise BadRecord("file: an empty list")
@@ -153,11 +155,16 @@ def _experience(value: Any, origin: Origin, file_name: str | None) -> Parts:
     else:
         messages = messages_of_mini(row.get("messages"), "messages")
         model, kind_of = text_at(row_info, "config.model.model_name"), mini_error_kind
-    scores, fields = _scores(row, row_info)
+    fields: Json = {}  # fields that may hold scores; the last place counts
+    for place in (row.get("report"), row, row_info):
+        fields |= filled(object_or_empty(place))
+    scores = {name: value for name in _REWARDS if (value := score(fields.get(name))) is not None}
+    named = value_at(_replay(row), "problem_statement.id")
+    names = (row.get("instance_id"), row_info.get("instance_id"), named, file_name)
     return Parts(
         NAME,
         origin,
-        task=_task(row, row_info, file_name),
+        task=next((task for name in names if (task := identifier(name)) is not None), None),
         messages=messages,
         reward=next((scores[name] for name in _REWARDS if name in scores), None),
         reward_components=scores,
@@ -254,26 +261,6 @@ def _replay(row: Json) -> Json:
     """Return the run configuration from an object or JSON text."""
     config = row.get("replay_config")
     return object_or_empty(canonical_arguments(config) if isinstance(config, str) else config)
-
-
-def _task(row: Json, info: Json, file_name: str | None) -> int | str | None:
-    named = value_at(_replay(row), "problem_statement.id")
-    names = (row.get("instance_id"), info.get("instance_id"), named, file_name)
-    return next((task for name in names if (task := identifier(name)) is not None), None)
-
-
-def _name_of(origin: Origin) -> str | None:
-    # "django__django-1.traj.json.gz" -> "django__django-1"
-    name = re.sub(r"(\.traj)?(\.jsonl?)?(\.gz|\.zst)?$", "", origin.path.name)
-    return None if name in _NAMES_OF_NO_INSTANCE else name
-
-
-def _scores(row: Json, info: Json) -> tuple[Json, Json]:
-    """Return the scores of a file, and fields that may hold other scores."""
-    fields: Json = {}
-    for place in (row.get("report"), row, info):
-        fields |= filled(object_or_empty(place))
-    return {name: value for name in _REWARDS if (value := score(fields.get(name))) is not None}, fields
 
 
 def _is_traj(value: Any) -> bool:

@@ -56,18 +56,25 @@ def _experience(run: Json, info: Json, origin: Origin) -> Parts:
     environment = optional_mapping(info.get("environment_info"), "info.environment_info")
     agent = optional_mapping(info.get("agent_info"), "info.agent_info")
     policy = optional_text(run.get("policy"), "policy") or optional_text(environment.get("policy"), "policy")
-    tools = [
-        _tool(mapping(tool, "tool_defs"))
-        for tool in optional_mapping(environment.get("tool_defs"), "tool_defs").values()
-    ]
+    tools = []
+    for item in optional_mapping(environment.get("tool_defs"), "tool_defs").values():
+        tool = mapping(item, "tool_defs")
+        function = {"name": tool.get("name"), "description": tool.get("doc"), "parameters": tool.get("params")}
+        tools.append({"type": "function", "function": filled(function)})
     messages = [Message("system", policy)] if policy else []
     num_hidden = 0
-    for number, (where, item) in enumerate(objects(_flat(items(run.get("messages"), "messages")), "messages")):
+    flat: list[Any] = []
+    for turn in items(run.get("messages"), "messages"):  # the results of several calls may be in one message
+        is_group = has(turn, "tool_messages")
+        flat += optional_items(turn["tool_messages"], "tool_messages") if is_group else [turn]
+    for number, (where, item) in enumerate(objects(flat, "messages")):
         message = _message(item, where, is_first=number == 0)
         num_hidden += message is None
         messages += [] if message is None else [message]
     domain, task = environment.get("domain_name"), identifier(run.get("task_id"))
     reward_info = optional_mapping(run.get("reward_info"), "reward_info")
+    components = object_or_empty(reward_info.get("reward_breakdown"))
+    components = {**components, "db_reward": value_at(reward_info, "db_check.db_reward")}
     details = {key: run.get(key) for key in ("id", "termination_reason", "seed", "mode")}
     return Parts(
         NAME,
@@ -77,20 +84,11 @@ def _experience(run: Json, info: Json, origin: Origin) -> Parts:
         messages=messages,
         tools=tools,
         reward=score(reward_info.get("reward")),
-        reward_components=_components(reward_info),
+        reward_components={key: item for key, item in components.items() if score(item) is not None},
         info=filled({**details, "hidden_messages": num_hidden or None}),
         metrics={key: run[key] for key in ("agent_cost", "user_cost", "duration") if score(run.get(key)) is not None},
         model_version=text_at(agent, "llm"),
     )
-
-
-def _flat(messages: list[Any]) -> list[Any]:
-    """Return the messages; a message with the results of several calls is split into one per result."""
-    flat: list[Any] = []
-    for message in messages:
-        is_group = has(message, "tool_messages")
-        flat += optional_items(message["tool_messages"], "tool_messages") if is_group else [message]
-    return flat
 
 
 def _message(message: Json, where: str, *, is_first: bool) -> Message | None:
@@ -115,17 +113,6 @@ def _message(message: Json, where: str, *, is_first: bool) -> Message | None:
         tool_calls=tuple(call_from_chat(call, f"{where}.tool_calls") for call in calls) if role == "assistant" else (),
         generated=False if is_greeting else None,
     )
-
-
-def _components(reward_info: Json) -> Json:
-    breakdown = object_or_empty(reward_info.get("reward_breakdown"))
-    components = {**breakdown, "db_reward": value_at(reward_info, "db_check.db_reward")}
-    return {key: item for key, item in components.items() if score(item) is not None}
-
-
-def _tool(tool: Json) -> Json:
-    function = {"name": tool.get("name"), "description": tool.get("doc"), "parameters": tool.get("params")}
-    return {"type": "function", "function": filled(function)}
 
 
 def _is_run(value: Any) -> bool:

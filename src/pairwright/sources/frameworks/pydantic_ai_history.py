@@ -36,7 +36,9 @@ _SILENT = ("instruction-digest", "instruction-baseline", "model-settings-delta")
 
 def matches(value: Any) -> bool:
     messages = history_in(value, _KEYS)[0]
-    return isinstance(messages, list) and bool(messages) and all(map(_is_message, messages))
+    if not isinstance(messages, list) or not messages:
+        return False
+    return all(has(message, parts=list) and message.get("kind") in ("request", "response") for message in messages)
 
 
 def _take(row: Json) -> Iterator[Json]:
@@ -61,10 +63,6 @@ def _take(row: Json) -> Iterator[Json]:
         model_version=text_or_none(model),
         truncate_status="response_truncated" if reason == "length" else None,
     )
-
-
-def _is_message(value: Any) -> bool:
-    return has(value, parts=list) and value.get("kind") in ("request", "response")
 
 
 def _request(part: Json, where: str) -> list[Message]:

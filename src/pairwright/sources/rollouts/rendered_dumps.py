@@ -8,7 +8,6 @@ is a hash of prompt and ground truth. A list of scores has one score per token; 
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 from pairwright.records.messages import TEXT, Json, Message
 from pairwright.sources.datasets.row_format import RowFormat
@@ -19,26 +18,21 @@ _NO_SCORES = frozenset({"step", "score", "request_id", "uid", "index"})
 
 def _take(row: Json, prompt_key: str, completion_key: str, truth_key: str) -> Iterator[Json]:
     components = {key: item for key, item in row.items() if type(item) in (int, float, bool) and key not in _NO_SCORES}
+    value = row.get("score")
+    scores = list(map(score, value)) if isinstance(value, list) else None
+    if scores is not None and None in scores:
+        raise BadRecord("score: a list with something that is not a number")
     yield {
         "task": None,
         "task_metadata": row.get(truth_key),
         "completion": [Message(TEXT, text(row.get(completion_key), completion_key), generated=True)],
         "prompt": [Message(TEXT, text(row.get(prompt_key), prompt_key))],
         "tools": (),
-        "reward": _reward(row.get("score")),
+        "reward": score(value) if scores is None else sum(number for number in scores if number is not None),
         "reward_components": components,
         "truncate_status": "response_truncated" if row.get("stop_reason") == "length" else None,
         "read_fields": frozenset(components),
     }
-
-
-def _reward(value: Any) -> float | None:
-    if not isinstance(value, list):
-        return score(value)
-    scores = [score(item) for item in value]
-    if None in scores:
-        raise BadRecord("score: a list with something that is not a number")
-    return sum(number for number in scores if number is not None)
 
 
 VERL_FORMAT = RowFormat(

@@ -332,37 +332,28 @@ def matches(value: Any) -> bool:
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Experience | Rejected]:
     row = mapping(value, "row")
     if "eid" in row:
-        yield _from_dict(row, origin)
+        if row.get("type") == "dpo" and not (row.get("chosen_messages") and row.get("rejected_messages")):
+            raise BadRecord(
+                "a dpo experience without chosen_messages and rejected_messages: its answers were only tokens"
+            )
+        # The record keeps its id; only its source is replaced.
+        source = Source(origin.file, origin.line, NAME)
+        yield msgspec.structs.replace(experience_from_fields(row, {}), source=source)
     elif is_preference_row(row):
         yield _plaintext(row, origin)
     elif "messages" in row:
-        yield _conversation(row, origin)
+        reward, components = reward_of(row)
+        yield Parts(
+            NAME,
+            origin,
+            task=task_of(row),
+            messages=messages_from_chat(json_value(row["messages"], "messages"), "messages"),
+            tools=tools_of(row),
+            reward=reward,
+            reward_components=components,
+        )
     else:
         yield from _read_unjudged(row, origin)
-
-
-def _from_dict(row: Json, origin: Origin) -> Experience:
-    if row.get("type") == "dpo" and not (row.get("chosen_messages") and row.get("rejected_messages")):
-        raise BadRecord("a dpo experience without chosen_messages and rejected_messages: its answers were only tokens")
-    # The record keeps its id; only its source is replaced.
-    return msgspec.structs.replace(
-        experience_from_fields(row, {}),
-        source=Source(origin.file, origin.line, NAME),
-    )
-
-
-def _conversation(row: Json, origin: Origin) -> Parts:
-    """Build the experience of a conversation row."""
-    reward, components = reward_of(row)
-    return Parts(
-        NAME,
-        origin,
-        task=task_of(row),
-        messages=messages_from_chat(json_value(row["messages"], "messages"), "messages"),
-        tools=tools_of(row),
-        reward=reward,
-        reward_components=components,
-    )
 
 
 def _plaintext(row: Json, origin: Origin) -> Parts:

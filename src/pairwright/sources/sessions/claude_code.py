@@ -54,7 +54,13 @@ def matches(value: Any) -> bool:
     """Whether a line is a message of Claude Code, and no line is a call exported by other tools (session_lines.py)."""
     if not isinstance(value, list) or any(has(line) and line.get("type") == "tool" for line in value):
         return False
-    return any(map(_is_message_line, value))
+    return any(
+        has(line, uuid=str, message=dict)
+        and line.get("type") in ("user", "assistant")
+        and "parts" not in line["message"]
+        and ("sessionId" in line or "parentUuid" in line)
+        for line in value
+    )
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
@@ -71,7 +77,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
             line = _read_line(item, number, places.keys() - refused if refused else places)
         except (BadRecord, RecordError) as error:
             is_session = True
-            yield _rejected(origin, number, str(error), item)
+            yield origin.at(number, 0).rejected(error, NAME, raw_text(item))
             if not isinstance(item, dict):
                 continue
             line = _line(item, number)  # still links its children to its parent
@@ -113,7 +119,8 @@ def _experiences(
     for run, branch in enumerate(branches_of(root)):
         last = branch[-1].lines[-1]
         if run >= MAX_BRANCHES:
-            yield _rejected(origin, last.number, f"more than {MAX_BRANCHES} branches from line {first.number}")
+            reason = f"more than {MAX_BRANCHES} branches from line {first.number}"
+            yield origin.at(last.number, 0).rejected(reason, NAME)
             continue
         # Turns that only this branch has; they provide its line, usage and model.
         own = [turn for turn in branch if turn not in known]
@@ -150,7 +157,7 @@ def _experiences(
                 truncate_status="response_truncated" if _message(last).get("stop_reason") == "max_tokens" else None,
             )
         except (BadRecord, RecordError) as error:
-            yield _rejected(origin, last.number, str(error))
+            yield origin.at(last.number, 0).rejected(error, NAME)
 
 
 def _read_line(value: Any, number: int, taken: Any) -> Line:
@@ -228,16 +235,6 @@ def _usage_and_model(turns: list[Turn]) -> tuple[Json, str | None]:
         if isinstance(name, str) and name != "<synthetic>" and turn.first.role == "assistant":
             model = name
     return {key: count for key, count in totals.items() if count}, model
-
-
-def _is_message_line(line: Any) -> bool:
-    if not has(line, uuid=str, message=dict) or line.get("type") not in ("user", "assistant"):
-        return False
-    return "parts" not in line["message"] and ("sessionId" in line or "parentUuid" in line)
-
-
-def _rejected(origin: Origin, number: int, reason: str, value: Any = None) -> Rejected:
-    return Rejected(origin.file, number, reason, NAME, None if value is None else raw_text(value))
 
 
 FORMAT = Format(NAME, "file", matches, read, "Claude Code session files")

@@ -110,13 +110,14 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
                 remaining = _roll_back(session, payload)
                 yield from _end_attempt(session, origin)
                 if session.run == MAX_ROLLBACKS:
-                    yield _rejected(origin, number, f"more than {MAX_ROLLBACKS} roll-backs: the rest is not read")
+                    reason = f"more than {MAX_ROLLBACKS} roll-backs: the rest is not read"
+                    yield origin.at(number, 0).rejected(reason, NAME)
                     return
                 session.context, session.run = remaining, session.run + 1
             else:
                 _take(session, kind, payload, call_ids, number)
         except (BadRecord, RecordError) as error:
-            yield _rejected(origin, number, str(error), line)
+            yield origin.at(number, 0).rejected(error, NAME, raw_text(line))
     yield from _end_attempt(session, origin)
     if session.num_attempts == 0:
         raise BadRecord("session: no line is an item of a conversation")
@@ -157,7 +158,7 @@ def _end_attempt(session: Session, origin: Origin) -> Iterator[Parts | Rejected]
         prompt, completion = split_at_answer(messages)
         yield _parts(session, prompt, completion, session.run, origin.at(number, origin.ordinal))
     except (BadRecord, RecordError) as error:
-        yield _rejected(origin, number, str(error))
+        yield origin.at(number, 0).rejected(error, NAME)
     session.items, session.first_line = [], None
     session.others.clear()
 
@@ -190,10 +191,9 @@ def _conversation(session: Session) -> list[Message]:
     if instructions is None:
         instructions = session.meta.get("instructions")
     instructions = filled_text(instructions)
-    if instructions is None:
+    # Older versions repeat them in a user message.
+    if instructions is None or any(instructions in turn.text for turn in messages if turn.role != "assistant"):
         return messages
-    if any(instructions in message.text for message in messages if message.role != "assistant"):
-        return messages  # older versions repeat them in a user message
     return [Message("system", instructions), *messages]
 
 
@@ -305,10 +305,6 @@ def _info(session: Session) -> Json:
 
 def _is(value: Any, names: Collection[str]) -> bool:
     return isinstance(value, str) and value in names
-
-
-def _rejected(origin: Origin, number: int, reason: str, value: Any = None) -> Rejected:
-    return Rejected(origin.file, number, reason, NAME, None if value is None else raw_text(value))
 
 
 FORMAT = Format(NAME, "file", matches, read, "Codex CLI session files")

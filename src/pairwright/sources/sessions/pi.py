@@ -16,7 +16,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message, content_hash
 from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import (
@@ -67,8 +66,8 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
         session = Session(NAME, key)
         try:
             yield from read_entries(session, _entries(lists, session), origin)
-        except (BadRecord, RecordError) as error:
-            yield Rejected(origin.file, origin.line, f"{key}: {error}", NAME)
+        except (RecursionError, TypeError, ValueError) as error:  # refused, or a value that JSON does not have
+            yield origin.rejected(f"{key}: {error}", NAME)
 
 
 def _entries(lists: list[list[Any]], session: Session) -> list[Entry]:
@@ -77,7 +76,7 @@ def _entries(lists: list[list[Any]], session: Session) -> list[Entry]:
     known: set[str] = set()
     current: list[str] = []  # hashes of the session's current messages
     for messages in lists:
-        hashes = [_hash(message) for message in messages]
+        hashes = [content_hash(message) for message in messages]
         num_old = max((place + 1 for place, value in enumerate(hashes) if value in known), default=0)
         turns = [_messages(message, f"messages[{place}]", session) for place, message in enumerate(messages)]
         if num_old == len(hashes):
@@ -88,13 +87,6 @@ def _entries(lists: list[list[Any]], session: Session) -> list[Entry]:
         known.update(hashes)
         current = hashes
     return entries
-
-
-def _hash(message: Any) -> str:
-    try:
-        return content_hash(message)
-    except (RecursionError, TypeError, ValueError) as error:
-        raise BadRecord(f"messages: a value that cannot be written as JSON: {error}") from None
 
 
 def _take(line: Json, session: Session) -> Entry | None:

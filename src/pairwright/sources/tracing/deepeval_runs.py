@@ -43,23 +43,19 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
             metrics = optional_items(case.get("metricsData"), "metricsData")
             yield from DEEPEVAL.read({**trace, "metricsData": metrics or trace.get("metricsData")}, origin, options)
             return
+        listed = optional_objects(case.get("metricsData"), "metricsData")
         yield Parts(
             NAME,
             origin,
             run=origin.ordinal + number,
             prompt=[Message("user", text(case.get("input"), "input"))],
             completion=[Message("assistant", text(case.get("actualOutput"), "actualOutput"))],
-            reward_components=_scores(case),
+            reward_components=filled({str(metric.get("name")): score(metric.get("score")) for _, metric in listed}),
             row=case,
             info=small_fields(case, _READ),
         )
 
     yield from read_each(NAME, origin, cases, "testCases", read_case)
-
-
-def _scores(case: Json) -> Json:
-    metrics = optional_objects(case.get("metricsData"), "metricsData")
-    return filled({str(metric.get("name")): score(metric.get("score")) for _, metric in metrics})
 
 
 FORMAT = Format(NAME, "record", matches, read, "DeepEval test runs")

@@ -26,9 +26,11 @@ from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import (
     BadRecord,
     filled_text,
+    has,
     identifier,
     mapping,
     object_or_empty,
+    objects,
     optional_items,
     optional_mapping,
 )
@@ -57,6 +59,7 @@ from pairwright.sources.shapes.langchain_messages import unwrap
 from pairwright.sources.shapes.tool_errors import failure_kind
 from pairwright.sources.shapes.traces import Failure, ModelCall, Score, ToolRun, Trace, outermost_of, run_of, task_in
 from pairwright.sources.tracing.otel_spans import moment
+from pairwright.sources.tracing.span_nodes import one_per_answer
 from pairwright.sources.tracing.trace_to_experiences import read_trace
 
 NAME = "langfuse"
@@ -80,20 +83,12 @@ class _Observation(msgspec.Struct, frozen=True, gc=False):
 
 
 def matches(value: Any) -> bool:
-    if not isinstance(value, dict) or not isinstance(value.get("observations"), list):
+    if not has(value, observations=list):
         return False
-    # Here the trace is next to its observations; below, it contains them.
-    if isinstance(value.get("trace"), dict):
+    if has(value, trace=dict):  # next to its observations; below, it contains them
         return True
-    return (
-        "id" in value
-        and ("scores" in value or "htmlPath" in value)
-        and all(map(_is_observation, value["observations"]))
-    )
-
-
-def _is_observation(value: Any) -> bool:
-    return isinstance(value, dict) and "type" in value and "startTime" in value
+    has_marks = "id" in value and ("scores" in value or "htmlPath" in value)
+    return has_marks and all(has(one, "type", "startTime") for one in value["observations"])
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
@@ -108,8 +103,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     if export is not trace:
         listed = listed + optional_items(export.get("scores"), "scores")
     scores, corrections = [], []
-    for number, item in enumerate(listed):
-        score = item if type(item) is dict else mapping(item, f"scores[{number}]")
+    for _, score in objects(listed, "scores"):
         if score.get("dataType") == _CORRECTION:
             corrections.append(score)
         else:
@@ -155,9 +149,7 @@ def _observations(export: Json, trace: Json) -> list[_Observation]:
     """Return the observations in order of time; in file order if any time is missing."""
     listed = optional_items(export.get("observations"), "observations")
     listed = listed or optional_items(trace.get("observations"), "trace.observations")
-    observations = []
-    for number, item in enumerate(listed):
-        observations.append(_observation(item if type(item) is dict else mapping(item, f"observations[{number}]")))
+    observations = [_observation(item) for _, item in objects(listed, "observations")]
     start = attrgetter("start")
     return observations if None in map(start, observations) else sorted(observations, key=start)
 
@@ -188,7 +180,7 @@ def _events(
     # An operation of the Vercel AI SDK encloses its calls; it counts as a call only if it contains none.
     enclosing = set(map(parents.get, generations))
     for name, one in list(generations.items()):
-        if name in enclosing and _is_operation(one):
+        if name in enclosing and "ai.operationId" in one.attributes and role_of_span(one.attributes) == "agent":
             del generations[name]
     # A generation inside another is the same call, logged by the framework and by the provider.
     wanted = outermost_of(generations, parents)
@@ -211,10 +203,6 @@ def _events(
         if candidate.fields.get("output") is not None:
             return [*_calls(candidate, None), *events]
     raise BadRecord("no GENERATION among the observations, and no output of an agent or of the trace")
-
-
-def _is_operation(one: _Observation) -> bool:
-    return "ai.operationId" in one.attributes and role_of_span(one.attributes) == "agent"
 
 
 def _unquote(value: Any) -> Any:
@@ -248,7 +236,8 @@ def _calls(one: _Observation, parent_type: Any) -> list[ModelCall]:
         tools = tools or tools_in(output if isinstance(output, dict) else None)
         flat = flat and isinstance(decode_json_text(output), str)
     if not messages or messages[0].role not in ("system", "developer"):
-        messages = _instructions(fields, attributes) + messages
+        instructions = instructions_in(fields.get("output")) or instructions_in(fields.get("modelParameters"))
+        messages = (instructions or system_in_attributes(attributes)) + messages
     if not tools and fields.get("toolDefinitions") is not None:
         tools = _tool_definitions(fields["toolDefinitions"])
     if attributes and not tools:
@@ -258,24 +247,19 @@ def _calls(one: _Observation, parent_type: Any) -> list[ModelCall]:
     alternatives = _answers(output, attributes) if answer is None else [join_calls(answer)]
     if attributes:
         alternatives = [add_finish_reason(found, attributes) for found in alternatives]
-    calls = []
-    # An empty answer is still a call: it may have failed.
-    for number, found in enumerate(alternatives or [[]]):
-        call = ModelCall(
-            id=one.id,
-            input=messages,
-            output=found,
-            tools=tools,
-            parent=one.parent,
-            model=filled_text(fields.get("model")),
-            failure=_failure(fields, "exception"),
-            usage=counts,
-            # An agent's call with plain text as input and output logs only the opening prompt: the turns are rebuilt.
-            flat=flat and answer is None,
-            notes={"choice": number} if len(alternatives) > 1 else {},
-        )
-        calls.append(call)
-    return calls
+    call = ModelCall(
+        id=one.id,
+        input=messages,
+        output=[],
+        tools=tools,
+        parent=one.parent,
+        model=filled_text(fields.get("model")),
+        failure=_failure(fields, "exception"),
+        usage=counts,
+        # An agent's call with plain text as input and output logs only the opening prompt: the turns are rebuilt.
+        flat=flat and answer is None,
+    )
+    return one_per_answer(call, alternatives)
 
 
 def _input_messages(inputs: Any, attributes: Json) -> list[Message]:
@@ -316,15 +300,9 @@ def _without_tool_schemas(value: Any) -> tuple[Any, list[Json]]:
 
 def _is_tool_schema(item: Any) -> bool:
     # A result has the id of its call; a schema in a tool message has none.
-    if not isinstance(item, dict) or item.get("role") != "tool" or item.get("tool_call_id") is not None:
+    if not has(item, content=dict) or item.get("role") != "tool" or item.get("tool_call_id") is not None:
         return False
-    content = item.get("content")
-    return isinstance(content, dict) and content.get("type") == "function" and isinstance(content.get("function"), dict)
-
-
-def _instructions(fields: Json, attributes: Json) -> list[Message]:
-    instructions = instructions_in(fields.get("output")) or instructions_in(fields.get("modelParameters"))
-    return instructions or system_in_attributes(attributes)
+    return has(item["content"], function=dict) and item["content"].get("type") == "function"
 
 
 def _tool_definitions(definitions: Any) -> list[Json]:

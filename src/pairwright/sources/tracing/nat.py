@@ -50,12 +50,12 @@ from pairwright.sources.tracing.trace_to_experiences import read_trace
 NAME = "nat"
 
 
-def name_of(payload: Json) -> str:
-    return filled_text(payload.get("name")) or ""
-
-
 # Fields of a candidate that may occur in several places of its event.
 _KEYS = ("turn_id", "turn_index", "candidate_index", "score")
+
+
+def name_of(payload: Json) -> str:
+    return filled_text(payload.get("name")) or ""
 
 
 def read_candidates(
@@ -302,16 +302,14 @@ def _model_call(payload: Json, start: Json, uuid: str) -> ModelCall:
 def _tool_run(payload: Json, uuid: str) -> ToolRun:
     """Convert a TOOL_END event to a tool run."""
     data = optional_mapping(payload.get("data"), "data")
-    output = decode_json_text(data.get("output"))
-    call_id = failure = None
-    result = data.get("output")
-    if isinstance(output, dict) and "tool_call_id" in output:
-        call_id, result = output["tool_call_id"], output.get("content")
-        if output.get("status") == "error":
-            failure = Failure(failure_kind(result, "tool_error"), result if isinstance(result, str) else "")
-    # Without a mark of failure, check the start of the text.
-    if failure is None and isinstance(result, str) and result.startswith("Error:"):
-        failure = Failure(failure_kind(result, "tool_error"), result)
+    result, call_id, has_failed = data.get("output"), None, False
+    output = decode_json_text(result)
+    if has(output, "tool_call_id"):
+        call_id, result, has_failed = output["tool_call_id"], output.get("content"), output.get("status") == "error"
+    shown = result if isinstance(result, str) else ""
+    failure = None
+    if has_failed or shown.startswith("Error:"):
+        failure = Failure(failure_kind(result, "tool_error"), shown)
     return ToolRun(
         id=uuid,
         name=name_of(payload),

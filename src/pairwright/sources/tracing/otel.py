@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from pairwright.errors import PairwrightError
 from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts, split_at_first_answer
-from pairwright.sources.fields import BadRecord, objects_in, text_or_none
+from pairwright.sources.fields import BadRecord, objects_in, plain_numbers, text_or_none
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.any_messages import (
     answers,
@@ -48,6 +48,7 @@ from pairwright.sources.shapes.genai_attributes import (
 )
 from pairwright.sources.shapes.traces import ModelCall, Score, ToolRun, Trace, outermost_of, task_in
 from pairwright.sources.tracing.otel_spans import Event, Span, holds_spans, traces_in
+from pairwright.sources.tracing.span_nodes import one_per_answer
 from pairwright.sources.tracing.trace_to_experiences import read_trace
 
 NAME = "otel"
@@ -75,10 +76,6 @@ _TOOL_OUTPUT = (
     "ai.toolCall.result",
 )
 _MODEL = ("gen_ai.response.model", "gen_ai.request.model", "llm.model_name", "ai.response.model", "ai.model.id")
-
-
-def matches(value: Any) -> bool:
-    return holds_spans(value)
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
@@ -186,27 +183,21 @@ def _calls(span: Span, parent: Span | None, shared: dict[str, tuple[list[Json], 
         tools, num_cut = shared[parent.id]
     if num_cut:
         notes["tools_dropped"] = f"{num_cut} schemas are cut JSON text"
-    usage: dict[str, int | float] = {}
-    for name, keys in _USAGE.items():
-        count = _any(span.attributes, *keys)
-        if isinstance(count, int | float) and not isinstance(count, bool):
-            usage[name] = count
+    counts = {name: _any(span.attributes, *keys) for name, keys in _USAGE.items()}
     call = ModelCall(
         id=span.id,
         input=inputs,
-        output=alternatives[0] if alternatives else [],
+        output=[],
         tools=tools,
         parent=span.parent,
         model=text_or_none(_any(span.attributes, *_MODEL)),
         failure=span.failure,
-        usage=usage,
+        usage=plain_numbers(counts),
         # An agent's call with plain text as input and output logs only the opening prompt: the turns are rebuilt.
         flat=flat_input and flat_output and parent is not None and _is_agent(parent),
         notes=notes,
     )
-    if len(alternatives) < 2:
-        return [call]
-    return [replace(call, output=one, notes={**notes, "choice": n}) for n, one in enumerate(alternatives)]
+    return one_per_answer(call, alternatives)
 
 
 def _input(span: Span) -> tuple[list[Message], bool]:
@@ -280,4 +271,4 @@ def _evaluator_scores(spans: list[Span]) -> list[Score]:
     return scores
 
 
-FORMAT = Format(NAME, "file", matches, read, "OpenTelemetry GenAI and OpenInference spans")
+FORMAT = Format(NAME, "file", holds_spans, read, "OpenTelemetry GenAI and OpenInference spans")

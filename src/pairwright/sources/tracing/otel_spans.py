@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from pairwright.records.messages import Json
-from pairwright.sources.fields import has, index, list_or_empty, object_or_empty, objects_in, text_at
+from pairwright.sources.fields import has, index, list_or_empty, object_or_empty, objects_in, text_at, texts_of
 from pairwright.sources.shapes.tool_errors import failure_kind
 from pairwright.sources.shapes.traces import Failure, Score
 
@@ -87,7 +87,7 @@ def holds_spans(value: Any) -> bool:
     if any(isinstance(value.get(key), list) for key in ("resourceSpans", "resourceLogs")) or is_span(value):
         return True
     groups = [next(iter(value.values()), None), value.get("spans") if "trace_id" in value else None]
-    return any(isinstance(group, list) and bool(group) and is_span(group[0]) for group in groups)
+    return any(map(is_span, [group[0] for group in groups if isinstance(group, list) and group]))
 
 
 def traces_in(value: Any) -> list[list[Span]]:
@@ -159,14 +159,16 @@ def _span(value: Json, number: int, logs: dict[str, list[Event]], notes: dict[st
         # This event holds attributes that newer conventions put on the span; the span's attributes override them.
         if name == "gen_ai.client.inference.operation.details":
             attributes = {**attributes_of_event, **attributes}
+    if rollout is not None:
+        start: int | float | None = index(value.get("sequence_id"))
+    else:
+        start = moment(value.get("startTimeUnixNano", value.get("start_time", value.get("startTime"))))
     return Span(
         id=span_id,
         trace=rollout or text_at(value, *_TRACE_IDS) or "",
         parent=text_at(value, "parentSpanId", "parent_id", "parentSpanContext.spanId"),
         name=text_at(value, "name") or "",
-        start=index(value.get("sequence_id"))
-        if rollout is not None
-        else moment(value.get("startTimeUnixNano", value.get("start_time", value.get("startTime")))),
+        start=start,
         attributes=attributes,
         events=events,
         failure=_failure(value, attributes, events),
@@ -176,8 +178,8 @@ def _span(value: Json, number: int, logs: dict[str, list[Event]], notes: dict[st
 
 def _rollout(value: Json) -> str | None:
     """Return the rollout and attempt of an agent-lightning span, None for any other."""
-    names = [value.get("rollout_id"), value.get("attempt_id")]
-    return "/".join(name for name in names if isinstance(name, str)) if isinstance(names[0], str) else None
+    names = texts_of(value, "rollout_id", "attempt_id")
+    return "/".join(names.values()) if "rollout_id" in names else None
 
 
 def _failure(value: Json, attributes: Json, events: list[Event]) -> Failure | None:

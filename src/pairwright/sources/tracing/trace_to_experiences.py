@@ -24,14 +24,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from pairwright.records.messages import (
-    ErrorSite,
-    Json,
-    Message,
-    ToolCall,
-    canonical_arguments,
-    canonical_content,
-)
+from pairwright.records.messages import ErrorSite, Json, Message, ToolCall, canonical_arguments, canonical_content
 from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import json_text
 from pairwright.sources.format import Origin, Rejected
@@ -100,7 +93,7 @@ def read_trace(name: str, trace: Trace, origin: Origin, *, position: int) -> Ite
     `position` is the index of the trace in its file, used as the run number if the trace has no id.
     """
     for refusal in trace.refused:
-        yield Rejected(file=origin.file, line=origin.line, reason=f"trace {trace.id!r}, {refusal}", format=name)
+        yield origin.rejected(f"trace {trace.id!r}, {refusal}", name)
     number = run_of(trace.id, position)
     runs = [event for event in trace.events if isinstance(event, ToolRun)]
     by_id = {run.call_id: run for run in runs if run.call_id is not None}
@@ -112,8 +105,7 @@ def read_trace(name: str, trace: Trace, origin: Origin, *, position: int) -> Ite
     for chain in chains:
         reason = _why_unusable(chain)
         if reason is not None:
-            reason = f"trace {trace.id!r}, call {chain.calls[-1].id!r}: {reason}"
-            yield Rejected(file=origin.file, line=origin.line, reason=reason, format=name)
+            yield origin.rejected(f"trace {trace.id!r}, call {chain.calls[-1].id!r}: {reason}", name)
             continue
         step = steps.setdefault(chain.opening, len(steps))
         yield _experience(name, trace, chain, findings, origin, number, step)
@@ -324,10 +316,9 @@ def _experience(
         unseen = [failure for parent in parents for failure in findings.unseen.get(parent, [])]
         if unseen:
             info["tool_failures"] = unseen
-    errors: list[ErrorSite] = []
-    if chain.failures:
-        available = tool_names(tools if known is None else known)
-        errors = [ErrorSite(n, failed.kind, failed.text, available_tools=available) for n, failed in chain.failures]
+    available = tool_names(tools if known is None else known) if chain.failures else ()
+    last = chain.messages[-1]
+    is_cut = last.role == "assistant" and str(last.extra.get("finish_reason")).lower() in _TRUNCATED
     return Parts(
         name,
         origin,
@@ -340,11 +331,11 @@ def _experience(
         known_tools=known,
         reward_components=components,
         error_kind=_marks_of(chain, findings) if chain.results or findings.failures else None,
-        errors=errors,
+        errors=[ErrorSite(n, failed.kind, failed.text, available_tools=available) for n, failed in chain.failures],
         info=info,
         metrics=usage,
         model_version=model,
-        truncate_status="response_truncated" if _is_truncated(chain.messages[-1]) else None,
+        truncate_status="response_truncated" if is_cut else None,
     )
 
 
@@ -382,9 +373,3 @@ def _numbered(numbers: list[int], messages: list[Message], known: _Prefixes) -> 
         number = known.setdefault((number, message.role, body), len(known) + 1)
         numbers.append(number)
     return numbers
-
-
-def _is_truncated(message: Message) -> bool:
-    if not message.extra or message.role != "assistant":
-        return False
-    return str(message.extra.get("finish_reason")).lower() in _TRUNCATED
