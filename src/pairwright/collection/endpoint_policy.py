@@ -100,7 +100,6 @@ class GgufPolicy(EndpointPolicy):
 
 
 def request_body(ask: Ask, config: PolicyConfig, num_choices: int, seed: int) -> Json:
-    """Return the body of a request to `/v1/chat/completions`."""
     body: Json = {
         **ask.extra,
         "model": config.model,

@@ -346,7 +346,6 @@ class Experience:
 
 
 def _from_fields(row: Json, arrays: dict[str, Array]) -> Experience:
-    """Build an experience from the metadata and the tensors of a payload."""
     modal = {name.removeprefix(MULTI_MODAL): to_torch(a) for name, a in arrays.items() if name.startswith(MULTI_MODAL)}
     values = {name: row[name] for name in PLAIN if row.get(name) is not None}
     if "tokens" not in arrays:

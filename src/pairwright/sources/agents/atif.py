@@ -60,7 +60,6 @@ def matches(value: Any) -> bool:
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield the experience of a trajectory, then those of its subagents."""
     trajectory = mapping(value, "trajectory")
     result, note = _result_beside(origin.path)
     agent = optional_mapping(trajectory.get("agent"), "agent")

@@ -153,7 +153,6 @@ def matches(value: Any) -> bool:
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield the experiences of a log or of a single sample."""
     log = mapping(value, "log")
     header = optional_mapping(log.get("eval"), "eval")
     if isinstance(log.get("problem"), str):  # an unreadable member of an .eval file
@@ -169,7 +168,6 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
 
 
 def _experience(sample: Json, header: Json, origin: Origin) -> Parts:
-    """Build the experience of one sample."""
     # Deduplicated texts by reference.
     stored: Json = {}
     old = value_at(sample, "transcript.content")
@@ -321,7 +319,6 @@ def _samples(archive: zipfile.ZipFile, file: IO[bytes], path: Path) -> Iterator[
 
 
 def _header(archive: zipfile.ZipFile, file: IO[bytes], path: Path) -> Json:
-    """Return the `eval` object of the header, which names task and model."""
     for name in ("header.json", "_journal/start.json"):
         member = archive.NameToInfo.get(name)
         if member is None:

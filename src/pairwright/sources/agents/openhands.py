@@ -70,7 +70,6 @@ def matches(value: Any) -> bool:
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield the experiences of a file of events, or of one or more rows."""
     rows = value if isinstance(value, list) else [value]
     if any(map(_is_event, rows)):
         yield from _experiences(rows, {}, origin)
@@ -123,7 +122,6 @@ def _experiences(events: list[Any], row: Json, origin: Origin) -> Iterator[Parts
 
 
 def _take(talk: Conversation, event: Json) -> None:
-    """Process one event: add it to the conversation, its tokens or the event counts."""
     entry, kind = entry_of_event(event), event.get("kind")
     if entry is not None:
         if kind == "SystemPromptEvent":

@@ -67,7 +67,6 @@ def condensed(entries: list[Entry], fields: Json, *, generated: bool | None = No
 
 
 def entry_of_event(event: Json) -> Entry | None:
-    """Convert an event to an entry; None if it is not part of the conversation."""
     kind = event.get("kind")
     if kind not in _ENTRIES:
         return None
@@ -110,7 +109,6 @@ def _message(event: Json) -> Message:
 
 
 def _action(event: Json) -> Message:
-    """Convert an action event to an assistant message with one tool call."""
     if event.get("tool_call") is not None:
         call = call_from_chat(event["tool_call"], "tool_call")
     else:

@@ -72,7 +72,6 @@ def matches(value: Any) -> bool:
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield the experiences of a list of events, or of the rows of a file."""
     if isinstance(value, dict) or any(map(_is_event, items(value, "events")[:100])):
         yield from _read_row(value if isinstance(value, dict) else {"history": value}, origin)
         return
@@ -126,7 +125,6 @@ def _experience(talk: Talk, row: Json, origin: Origin, step: int) -> Parts:
 
 
 def _take(talk: Talk, event: Json, where: str) -> None:
-    """Add the message of one event."""
     action, observation = event.get("action"), event.get("observation")
     # Fields in `args` or `extras` override those of the event.
     fields = {**event, **optional_mapping(event.get("args", event.get("extras")), f"{where}.args")}

@@ -84,7 +84,6 @@ def fields_of_row(row: Json) -> Json:
 
 
 def error_kind_of_text(text: str) -> str | None:
-    """Return the failure kind indicated by the text of a tool result, or None."""
     text = text.removeprefix("OBSERVATION:\n").lstrip()
     for kind, start in _FAILURES:
         if start.match(text):
@@ -97,7 +96,6 @@ def error_kind_of_text(text: str) -> str | None:
 
 
 def _choices(log: Json, origin: Origin) -> Iterator[Parts | Rejected]:
-    """Yield one experience per choice of a request log."""
     prompt = messages_from_chat(log.get("messages"), "messages")
     tools = log.get("tools")
     if tools is None:  # older logs have them in the keyword arguments of the request

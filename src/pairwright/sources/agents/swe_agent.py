@@ -69,7 +69,6 @@ def is_plain_list(value: Any) -> bool:
 
 
 def messages_of_mini(value: Any, where: str) -> list[Message]:
-    """Convert messages of any version of mini-SWE-agent."""
     messages: list[Message] = []
     for here, turn in objects(value, where):
         # Records how the run ended; never shown to the model.
@@ -141,7 +140,6 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
 
 
 def _experience(value: Any, origin: Origin, file_name: str | None) -> Parts:
-    """Build the experience of one trajectory of either program."""
     row: Json = {"messages": value} if isinstance(value, list) else mapping(value, "file")
     row_info = optional_mapping(row.get("info"), "info")
     info = {
@@ -228,7 +226,6 @@ def _observation(step: Json, asked: Message) -> list[Message]:
 
 
 def _message(turn: Json, where: str) -> Message:
-    """Convert one history entry to a message."""
     plain = {key: item for key, item in turn.items() if key not in _NOT_KEPT}
     ids = turn.get("tool_call_ids")
     # SWE-agent lists the ids of all calls that a result answers; a message has one id.

@@ -45,7 +45,6 @@ def matches(value: Any) -> bool:
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield the experience of each simulation."""
     record = mapping(value, "results")
     info = optional_mapping(record.get("info"), "info")
     runs = record.get("simulations", [record.get("simulation_run", record)])

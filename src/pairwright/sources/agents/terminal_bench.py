@@ -30,7 +30,6 @@ def matches(value: Any) -> bool:
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield the experience of a trial."""
     result = mapping(value, "results")
     messages = _turns(origin.path.parent / "agent-logs")
     prompt, completion = split_at_first_answer(messages)

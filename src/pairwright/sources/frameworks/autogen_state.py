@@ -44,7 +44,6 @@ def _histories(value: Any) -> dict[str, list[Any]]:
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield the record of each agent."""
     for number, (name, listed) in enumerate(_histories(value).items()):
         try:
             messages = [turn for at, one in objects(listed, "") for turn in _turns(one, at)]

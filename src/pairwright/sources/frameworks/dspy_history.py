@@ -25,7 +25,6 @@ def matches(value: Any) -> bool:
 
 
 def _take(row: Json) -> Iterator[Json]:
-    """Yield one record per output of a call."""
     kwargs = optional_mapping(row.get("kwargs"), "kwargs")
     if row.get("messages"):
         prompt = messages_from_chat(row["messages"], "messages")

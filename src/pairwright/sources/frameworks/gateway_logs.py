@@ -53,7 +53,6 @@ def matches(value: Any) -> bool:
 
 
 def _take(row: Json) -> Iterator[Json]:
-    """Yield one record per choice of a logged call."""
     layout = _layout_of(row)
     if layout is None:
         raise BadRecord("neither a log of Helicone nor of Amazon Bedrock")

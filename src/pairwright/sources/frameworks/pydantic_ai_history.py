@@ -99,7 +99,6 @@ def _user_content(content: Any, where: str) -> str | list[Json]:
 
 
 def _answer(parts: list[Json], where: str) -> Message:
-    """Convert the parts of a response to one message."""
     content: list[Json] = []
     thoughts: list[str] = []
     calls: list[ToolCall] = []

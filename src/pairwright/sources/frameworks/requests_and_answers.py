@@ -34,7 +34,6 @@ _ELSEWHERE = ("previous_response_id", "conversation", "prompt")
 
 
 def is_answer(value: Any) -> bool:
-    """Whether the value is an answer of one of these APIs."""
     return isinstance(value, dict) and (isinstance(value.get("choices"), list) or request_field(value) is not None)
 
 
@@ -95,7 +94,6 @@ def records_of_call(request: Json, answer: Json) -> Iterator[Json]:
 
 
 def _responses_request(request: Json) -> tuple[list[Message], list[Json]]:
-    """Return the prompt and the tools of a request to the Responses API."""
     for key in _ELSEWHERE:
         if request.get(key):
             raise BadRecord(f"{key}: the server holds a part of the prompt, which is not in the file")
@@ -118,7 +116,6 @@ def _check_roles(contents: Any) -> None:
 
 
 def _choice(value: Any, where: str, is_text: bool) -> tuple[list[Message], Any]:
-    """Return the completion of a choice and its finish reason."""
     choice = mapping(value, where)
     reason = choice.get("finish_reason")
     if is_text:

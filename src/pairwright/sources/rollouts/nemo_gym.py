@@ -79,7 +79,6 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
 def _experience(
     row: Json, origin: Origin, options: Options, *, metrics: Json | None = None, is_profile: bool = False
 ) -> Parts:
-    """Build the experience of one rollout row."""
     params = mapping(row.get(PARAMS), PARAMS)
     response = optional_mapping(row.get("response"), "response")
     output = _output(row, response, is_profile)

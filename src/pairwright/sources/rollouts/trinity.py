@@ -256,7 +256,6 @@ def _rows(loaded: Loaded) -> list[Any]:
 
 
 def _tensors(data: bytes) -> dict[str, Array | CorruptBytes]:
-    """Decode the tensors by name; an unreadable tensor maps to its error."""
     try:
         stored = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
     except safetensors.SafetensorError as error:
@@ -369,7 +368,6 @@ def _plaintext(row: Json, origin: Origin) -> Parts:
 
 
 def _read_unjudged(row: Json, origin: Origin) -> Iterator[Parts | Rejected]:
-    """Yield one unscored experience per answer, in numeric order."""
     prompt = [Message("user", text(row.get("prompt"), "prompt"))]
     number = 1
     # answer1, answer2, ... up to the first missing number

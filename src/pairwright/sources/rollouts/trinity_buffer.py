@@ -33,7 +33,6 @@ _COLUMNS = ("task_id", "run_id", "msg_id", "model_version", "reward")
 
 
 def is_trinity_buffer(path: Path) -> bool:
-    """Whether an SQLite file has a table of Trinity's payloads."""
     try:
         with closing(open_database(path)) as database:
             return any(_BYTES in columns for columns in _tables(database).values())

@@ -43,7 +43,6 @@ _NO_METRICS = frozenset({"id", "example_id", "reward", "advantage", "generation_
 
 
 def matches(value: Any) -> bool:
-    """Whether a row has messages, a reward, and fields specific to verifiers."""
     if not has(value, "prompt", "completion", "reward"):
         return False
     if isinstance(value["prompt"], str) and isinstance(value["completion"], str):

@@ -153,7 +153,6 @@ def _task(trace: Json, agent: Json) -> int | str | None:
 
 
 def _rewards(trace: Json) -> tuple[float | None, Json, Json]:
-    """Return the reward, the scores by name, and the metrics."""
     scores: Json = {}
     total: float | None = None
     for name, item in optional_mapping(trace.get("rewards"), "rewards").items():
@@ -210,7 +209,6 @@ def _are_numbers(value: Any) -> bool:
 
 
 def _errors_of(row: Json) -> str:
-    """Return the error text of a failed run."""
     errors = objects_in(row.get("errors"))
     last = errors[-1] if errors else {}
     return f"it ended with {last.get('type')}: {str(last.get('message'))[:200]}" if last else "it names no error"

@@ -34,7 +34,6 @@ def matches(value: Any) -> bool:
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield the experiences of one conversation."""
     record = mapping(value, "conversation")
     session = Session(NAME, identifier(record.get("conversation_id")) or identifier(record.get("id")))
     session.note(record, "title")

@@ -26,10 +26,10 @@ from pairwright.sources.fields import (
     index,
     items,
     mapping,
-    object_or_empty,
     optional_text,
     text,
     text_or_none,
+    value_at,
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.identity import session_run, session_task
@@ -94,9 +94,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
         if line.uuid is not None:
             places.setdefault(line.uuid, len(lines))
         lines.append(line)
-    file_info: Json = {"other_lines": dict(others)} if others else {}
-    if summaries:
-        file_info["summaries"] = summaries
+    file_info: Json = {key: value for key, value in (("other_lines", dict(others)), ("summaries", summaries)) if value}
     steps: Counter[Any] = Counter()  # session -> number of conversations so far
     tasks: dict[Any, int | str | None] = {}  # by session
     for root in roots_of(lines, places):
@@ -140,6 +138,10 @@ def _experiences(
             if not prompt:
                 info["prompt_missing"] = True
             metrics, model = _usage_and_model(own)
+            is_cut = last.record["message"].get("stop_reason") == "max_tokens"
+            # Failed requests, which the program logs as assistant messages.
+            failed = [place for place, message in enumerate(messages) if "is_api_error" in message.extra]
+            errors = [ErrorSite(place, "exception", messages[place].text) for place in failed]
             yield Parts(
                 NAME,
                 origin.at(own[0].first.number, origin.ordinal),
@@ -150,11 +152,11 @@ def _experiences(
                 prompt=prompt,
                 completion=completion,
                 error_kind=_error_kind if any("is_error" in message.extra for message in messages) else None,
-                errors=_api_errors(messages),
+                errors=errors,
                 info=info if run else info | file_info,
                 metrics=metrics,
                 model_version=model,
-                truncate_status="response_truncated" if _message(last).get("stop_reason") == "max_tokens" else None,
+                truncate_status="response_truncated" if is_cut else None,
             )
         except (BadRecord, RecordError) as error:
             yield origin.at(last.number, 0).rejected(error, NAME)
@@ -193,20 +195,6 @@ def _line(value: Json, number: int, *message: Any) -> Line:
     return Line(number, uuid, parent, thread, value, *message)
 
 
-def _message(line: Line) -> Json:
-    message: Json = line.record["message"]
-    return message
-
-
-def _api_errors(messages: list[Message]) -> list[ErrorSite]:
-    """Return the failed requests, which the program logs as assistant messages."""
-    return [
-        ErrorSite(index=position, kind="exception", text=message.text)
-        for position, message in enumerate(messages)
-        if message.extra and "is_api_error" in message.extra
-    ]
-
-
 def _error_kind(position: int, message: Message) -> str | None:
     if "is_error" not in message.extra:
         return None
@@ -227,10 +215,9 @@ def _usage_and_model(turns: list[Turn]) -> tuple[Json, str | None]:
     totals = {"input_tokens": 0, "output_tokens": 0}
     model = None
     for turn in turns:
-        message = _message(turn.lines[-1])
-        usage = object_or_empty(message.get("usage"))
+        message = turn.lines[-1].record["message"]
         for key in totals:
-            totals[key] += index(usage.get(key)) or 0
+            totals[key] += index(value_at(message.get("usage"), key)) or 0
         name = message.get("model")
         if isinstance(name, str) and name != "<synthetic>" and turn.first.role == "assistant":
             model = name

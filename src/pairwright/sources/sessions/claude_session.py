@@ -85,7 +85,6 @@ def roots_of(lines: list[Line], places: dict[str, int]) -> list[Turn]:
 
 
 def branches_of(root: Turn) -> Iterator[list[Turn]]:
-    """Yield every path from the root to a leaf, in file order."""
     return paths_from([root], lambda turn: sorted(turn.children, key=lambda child: child.first.number))
 
 

@@ -17,7 +17,7 @@ failure or a timeout is an error site.
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,7 @@ from pairwright.sources.fields import (
     objects_in,
     text,
     text_at,
+    texts_of,
     value_at,
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
@@ -45,8 +46,8 @@ from pairwright.sources.shapes.responses import messages_from_items
 
 NAME = "codex"
 MAX_ROLLBACKS = 256  # each attempt repeats the kept turns, so this bounds the size of the result
-_WRAPPED = frozenset({"session_meta", "response_item", "event_msg", "turn_context", "compacted"})
-_BARE = frozenset({"message", "reasoning", "function_call", "function_call_output", "local_shell_call"})
+_WRAPPED = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
+_BARE = ("message", "reasoning", "function_call", "function_call_output", "local_shell_call")
 _INFO_KEYS = ("cwd", "cli_version", "originator", "source", "model_provider", "forked_from_id")
 # Start of user messages written by the program; they do not count as turns in a rollback.
 _NOT_A_TURN = ("<environment_context>", "<user_instructions>", "# AGENTS.md instructions")
@@ -78,18 +79,20 @@ class Session:
 
 def matches(value: Any) -> bool:
     lines = objects_in(value)
-    if any(_is(line.get("type"), _WRAPPED) and isinstance(line.get("payload"), dict) for line in lines):
+    if any(line.get("type") in _WRAPPED and isinstance(line.get("payload"), dict) for line in lines):
         return True
     # Older files: the first line is the session's metadata without a type, the others are bare items.
     starts = bool(lines) and "id" in lines[0] and "timestamp" in lines[0] and "type" not in lines[0]
-    return starts and any(_is(line.get("type"), _BARE) for line in lines)
+    return starts and any(line.get("type") in _BARE for line in lines)
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Read a session, ending an attempt at each compaction and rollback, and yield one experience per attempt."""
     session = Session()
     lines = items(value, "session")
-    call_ids = _call_ids(lines)
+    # Calls logged as items, which events repeat.
+    payloads = [line.get("payload", line) for line in objects_in(lines) if line.get("type") != "event_msg"]
+    call_ids = {call_id for payload in payloads if (call_id := text_at(payload, "call_id")) is not None}
     for position, line in enumerate(lines):
         number = (origin.line or 1) + position
         try:
@@ -124,7 +127,6 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
 
 
 def _take(session: Session, kind: str, payload: Json, call_ids: set[str], number: int) -> None:
-    """Process one line: update the session, or append an item to the current attempt."""
     item: Json | None = None
     if kind == "session_meta":
         session.meta = session.meta or payload  # a resumed or forked file repeats this line
@@ -132,7 +134,7 @@ def _take(session: Session, kind: str, payload: Json, call_ids: set[str], number
         session.model = text_at(payload, "model") or session.model
     elif kind == "response_item":
         item = _with_plain_output(payload, session.failed)
-    elif payload.get("type") == "tool_call" and not _is(payload.get("call_id"), call_ids):
+    elif payload.get("type") == "tool_call" and text_at(payload, "call_id") not in call_ids:
         item = {"type": "function_call", "name": payload.get("name"), "call_id": payload.get("call_id")}
         item["arguments"] = payload.get("input", payload.get("arguments"))
     else:
@@ -198,7 +200,6 @@ def _conversation(session: Session) -> list[Message]:
 
 
 def _compact_context(payload: Json) -> list[Message]:
-    """Return the context messages after a compaction, marked as not generated."""
     history = payload.get("replacement_history")
     if isinstance(history, list) and history:
         return [replace(message, generated=False) for message in messages_from_items(history, "replacement_history")]
@@ -234,10 +235,9 @@ def _roll_back(session: Session, payload: Json) -> list[Message]:
 
 
 def _unwrap_line(line: Any) -> tuple[str, Json]:
-    """Return the kind and payload of a line."""
     line = mapping(line, "line")
     kind = line.get("type")
-    if _is(kind, _WRAPPED):
+    if kind in _WRAPPED:
         return str(kind), mapping(line.get("payload"), "payload")
     if kind is None and "id" in line and "timestamp" in line:  # the first line of an older file
         return "session_meta", line
@@ -259,7 +259,6 @@ def _with_plain_output(item: Json, failed: dict[str, str]) -> Json:
 
 
 def _note_failure(event: Json, failed: dict[str, str]) -> None:
-    """Record a failed call in `failed`, if the event reports one."""
     call_id, exit_code = event.get("call_id"), event.get("exit_code")
     if not isinstance(call_id, str):
         return
@@ -286,25 +285,10 @@ def _error_kind(message: Message, failed: dict[str, str]) -> str | None:
     return failed.get(message.tool_call_id or "")
 
 
-def _call_ids(lines: list[Any]) -> set[str]:
-    """Return the ids of calls logged as items rather than events."""
-    payloads = [line.get("payload", line) for line in objects_in(lines) if line.get("type") != "event_msg"]
-    return {call_id for payload in payloads if (call_id := text_at(payload, "call_id")) is not None}
-
-
 def _info(session: Session) -> Json:
-    info: Json = {key: session.meta[key] for key in _INFO_KEYS if isinstance(session.meta.get(key), str)}
-    more = {
-        **{key: session.meta.get(key) for key in ("git", "dynamic_tools")},
-        "session_id": identifier(session.meta.get("id")),
-        "branch": session.run,
-        "events": dict(session.others),
-    }
-    return info | {key: value for key, value in more.items() if value}
-
-
-def _is(value: Any, names: Collection[str]) -> bool:
-    return isinstance(value, str) and value in names
+    more = {key: session.meta.get(key) for key in ("git", "dynamic_tools")}
+    more |= {"session_id": identifier(session.meta.get("id")), "branch": session.run, "events": dict(session.others)}
+    return texts_of(session.meta, *_INFO_KEYS) | {key: value for key, value in more.items() if value}
 
 
 FORMAT = Format(NAME, "file", matches, read, "Codex CLI session files")

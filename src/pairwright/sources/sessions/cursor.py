@@ -32,7 +32,6 @@ def _begin(value: Any, session: Session, origin: Origin) -> Any:
 
 
 def _whole_texts(lines: list[Any]) -> list[tuple[int, Any]]:
-    """Leave out the pieces of texts that are also sent as a whole."""
     has_whole_text = any(_is_text(line) and not _is_piece(line) for line in lines)
     return [(number, line) for number, line in enumerate(lines) if not (has_whole_text and _is_piece(line))]
 

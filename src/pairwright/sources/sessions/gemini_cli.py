@@ -87,7 +87,6 @@ def _take(line: Json, session: Session) -> Entry | None:
 
 
 def _take_event(event: Json, kind: str, session: Session) -> None:
-    """Read an event of a stream."""
     turns = session.turns
     if kind == "init":
         session.id, session.model = identifier(event.get("session_id")), filled_text(event.get("model"))
@@ -170,7 +169,6 @@ def _read_qwen(line: Json, session: Session) -> Entry:
 
 
 def _turn(role: str, parts: list[Json]) -> list[Message]:
-    """Convert the parts of one turn; [] without parts."""
     return messages_from_genai([{"role": role, "parts": parts}], None, "content") if parts else []
 
 

@@ -110,7 +110,6 @@ def _part_text(part: Any) -> str:
 
 
 def _exchange(exchange: Json) -> list[Message]:
-    """Return the turns of an exchange of a saved conversation."""
     blocks: list[Json] = []
     content = mapping(mapping(exchange.get("user"), "user").get("content"), "user.content")
     # The key is the variant (prompt, results, cancelled calls); the body is enough to read it.

@@ -21,17 +21,7 @@ import msgspec
 from pairwright.records.json_text import decode
 from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts
-from pairwright.sources.fields import (
-    BadRecord,
-    filled_text,
-    has,
-    mapping,
-    objects,
-    optional_text,
-    text,
-    text_at,
-    value_at,
-)
+from pairwright.sources.fields import BadRecord, has, mapping, objects, optional_text, text, text_at, value_at
 from pairwright.sources.format import Format, Options, Origin, PartOfAnother, Rejected
 from pairwright.sources.shapes.anthropic import call_block, result_block, text_block, thought_block
 from pairwright.sources.shapes.session_entries import Entry, Session, SessionFormat, turn_messages, user_messages
@@ -73,7 +63,7 @@ def _take(item: Json, session: Session) -> Entry:
     info = mapping(item.get("info"), "info")
     parts = [part for _, part in objects(item.get("parts"), "parts")]
     if text(info.get("role"), "info.role") == "user":
-        system = filled_text(info.get("system"))
+        system = text_at(info, "system")
         if system is not None and not session.system:
             session.system = [Message("system", system)]
         blocks = [block for part in parts for block in _blocks(part)]

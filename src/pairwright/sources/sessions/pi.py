@@ -18,17 +18,7 @@ from msgspec.structs import replace
 
 from pairwright.records.messages import Json, Message, content_hash
 from pairwright.sources.assemble import Parts
-from pairwright.sources.fields import (
-    BadRecord,
-    has,
-    identifier,
-    items,
-    mapping,
-    objects_in,
-    optional_text,
-    text,
-    text_or_none,
-)
+from pairwright.sources.fields import BadRecord, has, identifier, items, mapping, objects_in, optional_text, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.anthropic import call_block, result_block, text_block
 from pairwright.sources.shapes.session_entries import (
@@ -113,7 +103,7 @@ def _take(line: Json, session: Session) -> Entry | None:
         id=optional_text(line.get("id"), "id"),
         parent=parent,
         restarts=kind == "compaction",
-        keeps_from=text_or_none(line.get("firstKeptEntryId")),
+        keeps_from=line.get("firstKeptEntryId"),
     )
 
 
@@ -142,7 +132,6 @@ def _messages(value: Any, where: str, session: Session) -> list[Message]:
 
 
 def _block(block: Json) -> Json:
-    """Rename a call to Anthropic's block."""
     arguments = _CALLS.get(str(block.get("type")))
     return block if arguments is None else call_block(block.get("id"), block.get("name"), block.get(arguments))
 

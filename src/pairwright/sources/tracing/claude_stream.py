@@ -36,7 +36,6 @@ def matches(value: Any) -> bool:
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield an experience for each turn of the session and for each subagent."""
     rows = [row for _, row in objects(value, "stream")]
     session: Json = next((row for row in rows if row.get("subtype") == "init"), {})
     turns: list[tuple[list[Json], Json]] = []  # (messages, result)

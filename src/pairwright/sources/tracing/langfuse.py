@@ -20,7 +20,6 @@ from typing import Any
 
 import msgspec
 
-from pairwright.errors import PairwrightError
 from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import (
@@ -92,7 +91,6 @@ def matches(value: Any) -> bool:
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Convert an export to a Trace and yield its experiences."""
     export = mapping(value, "export")
     trace = optional_mapping(export.get("trace"), "trace") or export
     observations = _observations(export, trace)
@@ -215,7 +213,6 @@ def _unquote(value: Any) -> Any:
 
 
 def _calls(one: _Observation, parent_type: Any) -> list[ModelCall]:
-    """Convert an observation to model calls, one per alternative answer."""
     fields, attributes = one.fields, one.attributes
     inputs, output = fields.get("input"), fields.get("output")
     # Plain messages need no further decoding, and contain no tools or instructions.
@@ -314,7 +311,6 @@ def _tool_definitions(definitions: Any) -> list[Json]:
 
 
 def _tool_run(one: _Observation) -> ToolRun | None:
-    """Convert an observation to a tool run; None if it is not one."""
     fields, attributes = one.fields, one.attributes
     result = fields.get("output")
     failure = _failure(fields, "tool_error")

@@ -185,7 +185,6 @@ def _candidate(payload: Json, fields: Json, prompt: _Prompt, origin: Origin) -> 
 
 
 def _schemas(payloads: list[Json]) -> dict[str, list[Json]]:
-    """Return the tool schemas of LLM_START events, keyed by their input."""
     by_input: dict[str, list[Json]] = {}
     for payload in payloads:
         schemas = objects_in(value_at(payload.get("metadata"), "tools_schema"))
@@ -206,7 +205,6 @@ def matches(value: Any) -> bool:
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield the experiences of a list of steps or of workflow items."""
     listed = value if isinstance(value, list) else [value]
     if not any(isinstance(entry, dict) and "intermediate_steps" in entry for entry in listed):
         yield from _read_item({"intermediate_steps": listed}, 0, 0, origin, options)
@@ -249,7 +247,6 @@ def _read_item(item: Json, number: int, before: int, origin: Origin, options: Op
 def _read_trajectory(
     item: Json, payloads: list[Json], run: int, origin: Origin, options: Options
 ) -> Iterator[Parts | Rejected]:
-    """Convert the LLM and TOOL events of an item to a Trace and yield its experiences."""
     starts = {p["UUID"]: p for p in payloads if p["event_type"] == "LLM_START" and isinstance(p.get("UUID"), str)}
     events: list[ModelCall | ToolRun] = []
     for number, payload in enumerate(payloads):
@@ -272,7 +269,6 @@ def _read_trajectory(
 
 
 def _model_call(payload: Json, start: Json, uuid: str) -> ModelCall:
-    """Convert an LLM_END event and its START to a model call."""
     begun, metadata = (optional_mapping(one.get("metadata"), "metadata") for one in (start, payload))
     first, data = (optional_mapping(one.get("data"), "data") for one in (start, payload))
     # Prefer the logged chat messages; `data.input` often holds the same as flat text.
@@ -300,7 +296,6 @@ def _model_call(payload: Json, start: Json, uuid: str) -> ModelCall:
 
 
 def _tool_run(payload: Json, uuid: str) -> ToolRun:
-    """Convert a TOOL_END event to a tool run."""
     data = optional_mapping(payload.get("data"), "data")
     result, call_id, has_failed = data.get("output"), None, False
     output = decode_json_text(result)

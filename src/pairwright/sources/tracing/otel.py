@@ -79,7 +79,6 @@ _MODEL = ("gen_ai.response.model", "gen_ai.request.model", "llm.model_name", "ai
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield the experiences of each trace in a file."""
     traces = traces_in(value)
     if not traces:
         raise BadRecord("no spans")
@@ -96,7 +95,6 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
 
 
 def _trace(spans: list[Span]) -> Trace:
-    """Convert the spans of one trace to a Trace."""
     by_id = {span.id: span for span in spans}
     parents = {span.id: span.parent for span in spans}
     # A provider's call inside a framework's call is the same call: keep the outer one.
@@ -132,9 +130,7 @@ def _trace(spans: list[Span]) -> Trace:
     if failed is not None and failed.failure is not None:
         info["failed_span"] = {"name": failed.name, "kind": failed.failure.kind, "text": failed.failure.text}
     scores = [score for span in spans for score in span.scores] + _evaluator_scores(spans)
-    return Trace(
-        id=spans[0].trace, events=events, scores=scores, parents=parents, task=task, info=info, refused=refused
-    )
+    return Trace(spans[0].trace, events, scores, parents, task, info, refused)
 
 
 def _is_call(span: Span) -> bool:
@@ -160,7 +156,6 @@ def _is_embedding(span: Span) -> bool:
 
 
 def _calls(span: Span, parent: Span | None, shared: dict[str, tuple[list[Json], int]]) -> list[ModelCall]:
-    """Convert a span to model calls, one per alternative answer."""
     notes: Json = {}
     inputs, flat_input = _input(span)
     # Exporters truncate long attributes; a truncated list of messages is not a prompt.
@@ -237,7 +232,6 @@ def _all_events(span: Span) -> list[Event]:
 
 
 def _tool_run(span: Span) -> ToolRun:
-    """Convert a tool span to a ToolRun."""
     attributes = span.attributes
     call_id = _any(attributes, "gen_ai.tool.call.id", "tool.id", "tool_call.id", "ai.toolCall.id")
     name = _any(attributes, "gen_ai.tool.name", "tool.name", "ai.toolCall.name")

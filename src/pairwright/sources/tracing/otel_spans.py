@@ -74,7 +74,6 @@ _STORED = {
 
 
 def _is_stored(value: Any) -> bool:
-    """Whether the value is a row of a table of spans."""
     return has(value, SpanAttributes=dict, SpanId=str) or has(value, span_attributes=dict, span_id=str)
 
 
@@ -91,7 +90,6 @@ def holds_spans(value: Any) -> bool:
 
 
 def traces_in(value: Any) -> list[list[Span]]:
-    """Return the spans of a file, grouped by trace."""
     # By span id: log records, which become events of the span, and annotations stored outside the spans.
     logs: dict[str, list[Event]] = {}
     notes: dict[str, list[Any]] = {}
@@ -246,7 +244,6 @@ def plain_attributes(value: Any) -> Json:
 
 
 def _any_value(value: Any, depth: int) -> Any:
-    """Convert an OTLP AnyValue to a plain value."""
     if not isinstance(value, dict) or depth > _MAX_DEPTH:
         return None
     for key, item in value.items():

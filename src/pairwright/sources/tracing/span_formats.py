@@ -206,7 +206,6 @@ _RATINGS = {"yes": 1.0, "no": 0.0}
 
 
 def _mlflow_spans(value: Any) -> list[Any]:
-    """Return the spans of a trace, or of a row of traces."""
     trace = object_or_empty(value)
     data = trace.get("data")
     spans = decode_json_text(data.get("spans") if isinstance(data, dict) else trace.get("spans"))

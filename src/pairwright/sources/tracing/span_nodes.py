@@ -88,7 +88,6 @@ def trace_of_nodes(
 
 
 def _calls(node: Node) -> list[ModelCall]:
-    """Convert a node to model calls, one per alternative answer."""
     inputs, output = decode_input(node.input), decode_output(node.output)
     messages = conversation(inputs, "input", role="user")
     if not messages or messages[0].role not in ("system", "developer"):
