@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from pairwright.errors import PairwrightError
 from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import (
