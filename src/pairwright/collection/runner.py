@@ -25,7 +25,6 @@ import polars as pl
 
 import pairwright
 from pairwright.collection.agent_calls import AgentCalls
-from pairwright.collection.call_log import CallLog
 from pairwright.collection.counters import Status, Tally
 from pairwright.collection.finished_runs import Entry, Ledger, Writer
 from pairwright.collection.nat_files import History
@@ -33,7 +32,7 @@ from pairwright.collection.policies import Policy
 from pairwright.collection.proxy.agent_endpoint import AgentEndpoint, RunAddress
 from pairwright.collection.recording import Recorder, recording
 from pairwright.collection.run_failures import CollectError, FailureKind, PolicyError, ScorerError, one_line
-from pairwright.collection.run_policy import RunPolicy
+from pairwright.collection.run_policy import CallLog, RunPolicy
 from pairwright.collection.scoring import FinishedRun, Scorer
 from pairwright.collection.tasks import Task, run_seed
 from pairwright.config import Config

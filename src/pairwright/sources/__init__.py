@@ -58,7 +58,6 @@ from pairwright.sources.rollouts import (
     rendered_dumps,
     s1_traces,
     trinity,
-    trl_completions,
     verifiers_results,
     verifiers_traces,
 )
@@ -94,7 +93,7 @@ READERS: dict[str, tuple[Format, ...]] = {
     "pairwright": (pairwright_rows.FORMAT,),
     "nemo-gym": (nemo_gym.FORMAT,),
     "verifiers": (verifiers_traces.FORMAT, verifiers_results.FORMAT),
-    "trl-completions": (trl_completions.FORMAT,),
+    "trl-completions": (rendered_dumps.TRL_FORMAT,),
     "verl": (rendered_dumps.VERL_FORMAT,),
     "skyrl": (rendered_dumps.SKYRL_FORMAT,),
     "s1": (s1_traces.FORMAT,),

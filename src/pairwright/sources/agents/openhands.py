@@ -113,7 +113,7 @@ def _experiences(events: list[Any], row: Json, origin: Origin) -> Iterator[Parts
             talk.entries, talk.step, talk.num_new, talk.turns, talk.last = remaining, talk.step + 1, 0, [], None
         except (BadRecord, RecordError) as error:
             has_steps = True
-            yield Rejected(origin.file, number, str(error), format=NAME, raw=raw_text(value))
+            yield origin.at(number, 0).rejected(error, NAME, raw_text(value))
             if talk.step == MAX_CONDENSATIONS:
                 return
     if not has_steps and not talk.entries:
@@ -183,7 +183,7 @@ def _end_step(talk: Conversation, origin: Origin) -> Iterator[Parts | Rejected]:
             arrays=arrays,
         )
     except (BadRecord, RecordError) as error:
-        yield Rejected(origin.file, origin.line, str(error), format=NAME)
+        yield origin.rejected(error, NAME)
     talk.others.clear()
 
 

@@ -81,7 +81,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
         try:
             yield from _read_row(mapping(item, f"[{number}]"), inner)
         except ValueError as error:  # BadRecord or RecordError: refuse this row only
-            yield Rejected(origin.file, line, str(error), NAME)
+            yield inner.rejected(error, NAME)
 
 
 def _read_row(row: Json, origin: Origin) -> Iterator[Parts | Rejected]:

@@ -35,6 +35,8 @@ from pairwright.sources.fields import (
     optional_objects,
     score,
     text_at,
+    text_or_none,
+    texts_of,
     value_at,
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
@@ -55,10 +57,9 @@ def is_mini(value: Any) -> bool:
     """Whether the value is a complete mini-SWE-agent file."""
     if not has(value, messages=list):
         return is_plain_list(value)
-    if has(value, trajectory_format=str) and value["trajectory_format"].startswith("mini-swe-agent"):
-        return True
     info = value.get("info")
-    return has(info, "exit_status") and ("submission" in info or "mini_version" in info)
+    has_info = has(info, "exit_status") and ("submission" in info or "mini_version" in info)
+    return has_info or str(value.get("trajectory_format")).startswith("mini-swe-agent")
 
 
 def is_plain_list(value: Any) -> bool:
@@ -196,10 +197,8 @@ def _messages(row: Json, info: Json) -> list[Message]:
     outside = steps[last + 1 :]
     for step in outside:
         answer = step.get("response") or step.get("thought")
-        extra: Json = {"from_trajectory": True}
-        if isinstance(step.get("action"), str):
-            extra["action"] = step["action"]
-        messages.append(Message("assistant", answer if isinstance(answer, str) else None, generated=False, extra=extra))
+        extra = {"from_trajectory": True, **texts_of(step, "action")}
+        messages.append(Message("assistant", text_or_none(answer), generated=False, extra=extra))
         messages += _observation(step, messages[-1])
     if outside:
         info["steps_after_history"] = len(outside)

@@ -51,7 +51,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
                 raise BadRecord(NO_ANSWER)
             yield Parts(NAME, origin, name, messages=messages, step=number, info={"agent": name} if name else None)
         except BadRecord as error:
-            yield Rejected(origin.file, origin.line, f"agent {name!r}: {error}" if name else str(error), NAME)
+            yield origin.rejected(f"agent {name!r}: {error}" if name else error, NAME)
 
 
 def _turns(message: Json, where: str) -> Iterator[Message]:

@@ -138,9 +138,11 @@ def _take(session: Session, kind: str, payload: Json, call_ids: set[str], number
         item = {"type": "function_call", "name": payload.get("name"), "call_id": payload.get("call_id")}
         item["arguments"] = payload.get("input", payload.get("arguments"))
     else:
-        event = payload.get("type")
+        event, call_id, exit_code = (payload.get(key) for key in ("type", "call_id", "exit_code"))
         session.others[event if isinstance(event, str) else "no type"] += 1
-        _note_failure(payload, session.failed)
+        has_code = isinstance(exit_code, int) and exit_code != 0
+        if isinstance(call_id, str) and (has_code or payload.get("success") is False):
+            session.failed[call_id] = "nonzero_exit" if has_code else "tool_error"
     if item is not None:
         messages_from_items([item], "item")  # an item that cannot be used is rejected here, with its line
         session.items.append(item)
@@ -258,16 +260,6 @@ def _with_plain_output(item: Json, failed: dict[str, str]) -> Json:
     return {**item, "output": output["content"]}
 
 
-def _note_failure(event: Json, failed: dict[str, str]) -> None:
-    call_id, exit_code = event.get("call_id"), event.get("exit_code")
-    if not isinstance(call_id, str):
-        return
-    if isinstance(exit_code, int) and exit_code != 0:
-        failed[call_id] = "nonzero_exit"
-    elif event.get("success") is False:
-        failed[call_id] = "tool_error"
-
-
 def _error_kind(message: Message, failed: dict[str, str]) -> str | None:
     """Return the failure kind of a tool result from its text, its exit code or `failed`."""
     text = message.text
@@ -280,9 +272,8 @@ def _error_kind(message: Message, failed: dict[str, str]) -> str | None:
     elif match := _EXIT_CODE.search(text[:2000]):
         # Only zero or nonzero matters, so very long numbers become 1.
         exit_code = int(match[1]) if len(match[1]) < 12 else 1
-    if isinstance(exit_code, int) and exit_code != 0:
-        return "nonzero_exit"
-    return failed.get(message.tool_call_id or "")
+    has_failed = isinstance(exit_code, int) and exit_code != 0
+    return "nonzero_exit" if has_failed else failed.get(message.tool_call_id or "")
 
 
 def _info(session: Session) -> Json:

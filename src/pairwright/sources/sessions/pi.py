@@ -17,7 +17,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from pairwright.records.messages import Json, Message, content_hash
-from pairwright.sources.assemble import Parts
+from pairwright.sources.assemble import UNREADABLE, Parts, why_unreadable
 from pairwright.sources.fields import BadRecord, has, identifier, items, mapping, objects_in, optional_text, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.anthropic import call_block, result_block, text_block
@@ -56,8 +56,8 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
         session = Session(NAME, key)
         try:
             yield from read_entries(session, _entries(lists, session), origin)
-        except (RecursionError, TypeError, ValueError) as error:  # refused, or a value that JSON does not have
-            yield origin.rejected(f"{key}: {error}", NAME)
+        except (ValueError, *UNREADABLE) as error:
+            yield origin.rejected(f"{key}: {why_unreadable(error)}", NAME)
 
 
 def _entries(lists: list[list[Any]], session: Session) -> list[Entry]:

@@ -127,8 +127,8 @@ def _correction(score: Json, trace: Trace, origin: Origin) -> Parts | Rejected:
     calls = [event for event in trace.events if isinstance(event, ModelCall) and target in (None, event.id)]
     corrected = filled_text(score.get("stringValue")) or filled_text(score.get("value"))
     if not calls or not calls[-1].output or corrected is None:
-        reason = f"trace {trace.id!r}: a correction without its text, or of something that is not a model call"
-        return Rejected(origin.file, origin.line, reason, NAME)
+        reason = "a correction without its text, or of something that is not a model call"
+        return origin.rejected(f"trace {trace.id!r}: {reason}", NAME)
     call = calls[-1]
     return Parts(
         NAME,

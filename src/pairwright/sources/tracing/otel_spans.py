@@ -17,6 +17,7 @@ order if any of them has none.
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -93,15 +94,15 @@ def traces_in(value: Any) -> list[list[Span]]:
     # By span id: log records, which become events of the span, and annotations stored outside the spans.
     logs: dict[str, list[Event]] = {}
     notes: dict[str, list[Any]] = {}
-    raw = [span for span in _raw_spans(value, logs, notes, 0) if isinstance(span, dict)]
+    raw = [span for span in _raw_spans(value, logs, notes, 0) if isinstance(span, dict)]  # completes logs and notes
     traces: dict[str, list[Span]] = {}
     for number, raw_span in enumerate(raw):
         span = _span(raw_span, number, logs, notes)
         traces.setdefault(span.trace, []).append(span)
+    start = attrgetter("start")
     for spans in traces.values():
-        starts = {id(span): span.start for span in spans if span.start is not None}
-        if len(starts) == len(spans):
-            spans.sort(key=lambda span: starts[id(span)])
+        if None not in map(start, spans):
+            spans.sort(key=start)
     return list(traces.values())
 
 
