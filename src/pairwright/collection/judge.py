@@ -127,10 +127,7 @@ class Judge:
         return [Outcome({OVERALL: points[run.eid.uid]}, cost=cost) for run in runs], comparisons
 
     async def ask(self, question: Question) -> tuple[Any, float]:
-        """Ask until an answer is valid; returns the verdict and its cost.
-
-        Raises ScorerError after the last try, PolicyError if there is no answer.
-        """
+        """Ask until an answer is valid, and return it with its cost; raises ScorerError after the last try."""
         config, answer, cost = self._terms.judge, None, 0.0
         self.num_cut += question.num_cut
         for attempt in range(TRIES):

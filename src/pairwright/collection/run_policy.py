@@ -44,10 +44,7 @@ def make_policy(config: PolicyConfig, *, base: Path | None = None) -> Policy:
 
 
 class CallLog:
-    """An open log of the answers of unfinished runs, so that a resumed run repeats no request.
-
-    Lines of runs for which `is_done(task, run)` holds are dropped on opening.
-    """
+    """An open log of the answers of unfinished runs, so that a resumed run repeats no request."""
 
     def __init__(self, path: Path, *, is_done: Callable[[int | str, int], bool]) -> None:
         self.path = path
@@ -58,7 +55,7 @@ class CallLog:
             if not is_done(task, run):
                 self._known.setdefault((task, run), {})[key, number] = answers
                 lines.append(line + b"\n")
-        # compact the log on opening, so that it does not grow with every resume
+        # lines of runs that are done are dropped on opening, so that the log does not grow with every resume
         write_bytes(path, b"".join(lines))
         self._file = open(path, "ab")  # noqa: SIM115 (closed by `close`)
 

@@ -96,12 +96,14 @@ def _experience(
         info["result_json"] = note
     components = _components(result)
     models = [agent.get("model_name"), *(item.get("model_name") for _, item in steps)]
+    name, task_id = identifier(result.get("task_name")), result.get("task_id")
+    task = json_text(task_id) if isinstance(task_id, dict) else identifier(task_id) or None
     # A subagent has the run of its parent, so that both can be found together.
     trial = identifier(result.get("trial_name")) or identifier((parent or trajectory).get("session_id"))
     return Parts(
         NAME,
         origin,
-        task=_task(result),
+        task=task if name is None else name,
         run=run_of(trial, origin.ordinal),
         step=step,
         messages=messages,
@@ -139,8 +141,7 @@ def _messages(step: Json, where: str) -> list[Message]:
     statuses = [text_at(call, "extra.invocation.status") for _, call in listed]
     failed = {call.id for call, status in zip(calls, statuses, strict=True) if status in _FAILED}
     found = optional_objects(observation.get("results"), f"{where}.observation.results")
-    entries = [_result(result, calls, failed, place) for place, result in found]
-    return [message, *entries]
+    return [message, *(_result(result, calls, failed, place) for place, result in found)]
 
 
 def _result(result: Json, calls: list[ToolCall], failed: set[str | None], where: str) -> Message:
@@ -199,28 +200,19 @@ def _tokens(steps: list[Json]) -> tuple[Json | None, str | None]:
         turns.append(turn_tokens(*ids, metrics.get("logprobs")))
     if not recorded:
         return None, None
-    if any(turn is None for turn in turns):
+    if None in turns:
         return None, "not every step of the agent has valid token ids"
     arrays = tokens_of_turns(turns)
     return arrays, None if arrays is not None else "the prompt of a step does not continue the steps before it"
 
 
 def _info(trajectory: Json, agent: Json, result: Json, parent: Json | None) -> Json:
-    info: Json = {
-        "agent": filled({key: agent.get(key) for key in ("name", "version")}),
-        "trial_name": result.get("trial_name"),
-        "source": result.get("source"),
-        "parent_session_id": parent.get("session_id") if parent else None,
-    }
+    info: Json = {"agent": filled({key: agent.get(key) for key in ("name", "version")})}
+    info |= {key: result.get(key) for key in ("trial_name", "source")}
+    info["parent_session_id"] = parent.get("session_id") if parent else None
     for key in ("session_id", "trajectory_id", "notes", "continued_trajectory_ref", "extra"):
         info[key] = trajectory.get(key)
     return filled(info)
-
-
-def _task(result: Json) -> int | str | None:
-    name = identifier(result.get("task_name"))
-    task = result.get("task_id")
-    return name if name is not None else identifier(task) or (json_text(task) if isinstance(task, dict) else None)
 
 
 def _components(result: Json) -> Json:

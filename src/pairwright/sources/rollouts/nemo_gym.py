@@ -143,12 +143,10 @@ class _Params(dict[str, Any]):
 
 def _context_of_rollout(params: Json, response: Json) -> tuple[tuple[Message, ...], tuple[Json, ...]]:
     """Return prompt and tools, shared by the rollouts of a task if `decode` returned one object for them."""
-    # Instructions from the response may differ between rollouts, so such a prompt is not shared.
-    adds_instructions = not params.get("instructions") and response.get("instructions")
-    if adds_instructions or (not params.get("tools") and response.get("tools")):
+    # Instructions and tools of the response may differ between rollouts, so such a prompt is not shared.
+    is_own = any(not params.get(key) and response.get(key) for key in ("instructions", "tools"))
+    if is_own or not isinstance(params, _Params):
         return _read_context(params, response)
-    if not isinstance(params, _Params):
-        return _read_context(params, {})
     if params.context is None:
         params.context = _read_context(params, {})
     return params.context

@@ -188,11 +188,7 @@ def experience_from_fields(row: Json, arrays: dict[str, Array]) -> Experience:
 
 
 def _preference(row: Json, arrays: dict[str, Array], common: Json) -> Experience:
-    """Build a preference: the shared prompt, and each side with its tokens.
-
-    A side without messages becomes one message of its token ids. Per-token arrays are dropped, since they are not
-    assigned to a side.
-    """
+    """Build a preference: the shared prompt, and each side with its tokens."""
     prompt: list[Message] = []
     chosen: list[Message] = []
     rejected: list[Message] = []

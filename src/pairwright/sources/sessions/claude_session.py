@@ -56,12 +56,7 @@ class Turn:
 
 
 def roots_of(lines: list[Line], places: dict[str, int]) -> list[Turn]:
-    """Build the conversation trees of a file and return their root turns in file order.
-
-    Args:
-        lines: All lines that are JSON objects.
-        places: uuid -> index in `lines` of its first line.
-    """
+    """Return the roots of a file's conversation trees in file order; `places` has the first line of each uuid."""
     parents = _parents(lines, places)
     children: list[list[int]] = [[] for _ in lines]
     queue: list[int] = []

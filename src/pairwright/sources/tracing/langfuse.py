@@ -105,8 +105,12 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     for _, score in objects(listed, "scores"):
         if score.get("dataType") == _CORRECTION:
             corrections.append(score)
-        else:
-            scores.append(_score(score))
+            continue
+        value = score.get("value")
+        # The number of a category is arbitrary; the label has the meaning.
+        if score.get("dataType") == "CATEGORICAL" or value is None:
+            value = score.get("stringValue", value)
+        scores.append(Score(filled_text(score.get("name")) or "score", value, filled_text(score.get("observationId"))))
     read_out = Trace(
         id=identifier(trace.get("id")),
         events=events,
@@ -349,14 +353,6 @@ def _failure(fields: Json, default: str) -> Failure | None:
         return None
     message = filled_text(fields.get("statusMessage")) or ""
     return Failure(failure_kind(message, default), message)
-
-
-def _score(score: Json) -> Score:
-    value = score.get("value")
-    # The number of a category is arbitrary; the label has the meaning.
-    if score.get("dataType") == "CATEGORICAL" or value is None:
-        value = score.get("stringValue", value)
-    return Score(filled_text(score.get("name")) or "score", value, filled_text(score.get("observationId")))
 
 
 FORMAT = Format(NAME, "record", matches, read, "Langfuse trace exports")

@@ -125,12 +125,11 @@ class _Prompt(msgspec.Struct):
 
 
 def _prompt(item: Json, logged_input: Any, schemas: dict[str, list[Json]]) -> _Prompt:
-    tools = tuple(schemas.get(_key(logged_input), ())) if schemas else ()
-    if messages := conversation(logged_input, "data.input", role="user", objects_as_text=True):
-        return _Prompt(tuple(messages), tools, None)
-    messages = conversation(item.get("question"), "question", role="user", objects_as_text=True)
-    origin = "the item's question: the event has no input" if messages else "nothing: no input was logged"
-    return _Prompt(tuple(messages), tools, origin)
+    messages, origin = conversation(logged_input, "data.input", role="user", objects_as_text=True), None
+    if not messages:
+        messages = conversation(item.get("question"), "question", role="user", objects_as_text=True)
+        origin = "the item's question: the event has no input" if messages else "nothing: no input was logged"
+    return _Prompt(tuple(messages), tuple(schemas.get(_key(logged_input), ())) if schemas else (), origin)
 
 
 class _Turns(msgspec.Struct):
@@ -155,15 +154,9 @@ class _Turns(msgspec.Struct):
 
 def _candidate(payload: Json, fields: Json, prompt: _Prompt, origin: Origin) -> Parts:
     """Build the experience of a candidate; an empty output becomes an empty answer."""
-    info = filled(
-        {
-            "step_name": name_of(payload),
-            "uuid": payload.get("UUID"),
-            **{key: fields[key] for key in ("turn_id", "turn_index", "candidate_index")},
-            "metadata": payload.get("metadata"),
-            "prompt_from": prompt.origin,
-        }
-    )
+    info: Json = {"step_name": name_of(payload), "uuid": payload.get("UUID")}
+    info |= {key: fields[key] for key in ("turn_id", "turn_index", "candidate_index")}
+    info = filled({**info, "metadata": payload.get("metadata"), "prompt_from": prompt.origin})
     output = fields["output"]
     alternatives = answers(output, "data.output", objects_as_text=True)
     if len(alternatives) > 1:
