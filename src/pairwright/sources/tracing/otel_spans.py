@@ -54,9 +54,8 @@ def is_span(value: Any) -> bool:
     contexts = (value.get("context"), value.get("spanContext"))
     if any(has(context, "trace_id", "span_id") or has(context, "traceId", "spanId") for context in contexts):
         return True
-    if _is_stored(value) or has(value, "rollout_id", "span_id", attributes=dict):
-        return True
-    return has(value, "traceId", "spanId", "name") or "context.span_id" in value
+    is_logged = has(value, "traceId", "spanId", "name") or has(value, "rollout_id", "span_id", attributes=dict)
+    return is_logged or _is_stored(value) or "context.span_id" in value
 
 
 # Column of a table of spans (lower case, no underscores) -> name in OTLP JSON
@@ -191,8 +190,8 @@ def _failure(value: Json, attributes: Json, events: list[Event]) -> Failure | No
     if code not in ("STATUS_CODE_ERROR", "ERROR", "Error", 2, "2"):
         return None
     raised = next((event for name, event in events if name == "exception"), {})
-    message = _first(status.get("message"), status.get("description"), raised.get("exception.message")) or ""
-    kind = _first(raised.get("exception.type"), attributes.get("exception.type"), attributes.get("error.type")) or ""
+    message = text_at(status, "message", "description") or text_at(raised, "exception.message") or ""
+    kind = text_at(raised, "exception.type") or text_at(attributes, "exception.type", "error.type") or ""
     return Failure(failure_kind(f"{kind} {message}", "exception"), message or kind)
 
 
@@ -304,7 +303,3 @@ def moment(value: Any) -> int | float | None:
         seconds, nanoseconds = map(index, value) if len(value) == 2 else (None, None)
         return None if seconds is None or nanoseconds is None else seconds * 10**9 + nanoseconds
     return index(value)
-
-
-def _first(*values: Any) -> str | None:
-    return next((value for value in values if isinstance(value, str) and value), None)

@@ -251,12 +251,12 @@ def _describe_mlflow(trace: Any, spans: list[Json]) -> Json:
             value = _RATINGS.get(value.lower(), value) if isinstance(value, str) else value
             scores.append(Score(name, value, filled_text(item.get("span_id"))))
     trace_id = info.get("trace_id", info.get("request_id"))  # request_id: before version 3
-    name, session = tags.get("mlflow.traceName"), metadata.get("mlflow.trace.session")
+    title, session = tags.get("mlflow.traceName"), metadata.get("mlflow.trace.session")
     return {
         "trace_id": trace_id if isinstance(trace_id, str) else None,
         "scores": scores,
         "task": task_in(tags, metadata),
-        "info": filled({"name": name, "session_id": session, "expectations": expectations or None}),
+        "info": filled({"name": title, "session_id": session, "expectations": expectations or None}),
     }
 
 
