@@ -90,7 +90,7 @@ class Collection:
     ) -> None:
         self._config, self._output, self._tasks = config, output, tasks
         self._workflow, self._policy, self._scorer, self._watch = workflow, policy, scorer, watch
-        # a workflow may take fewer than three parameters: see `_call`
+        # a workflow may take fewer parameters: (task, policy), or only (task)
         self._num_parameters = len(inspect.signature(workflow).parameters)
         is_async = inspect.iscoroutinefunction(workflow) or inspect.iscoroutinefunction(type(workflow).__call__)
         # a plain function may block, so it runs in a thread; one thread per concurrent run
@@ -218,7 +218,7 @@ class Collection:
         self._finish_run(entry)
 
     async def _call(self, task: Task, recorder: Recorder, agent: RunAddress) -> None:
-        # a workflow may take fewer parameters: (task, policy), or only (task)
+
         arguments = (task, agent.calls.policy, recorder)[: self._num_parameters]
         with recording(recorder):
             if self._threads is None:

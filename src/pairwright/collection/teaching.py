@@ -66,7 +66,7 @@ def read_states(table: Table) -> States:
             continue
         for position in positions:
             states.num_decisions += 1
-            # the state is what the student saw: the prompt, and the completion up to this turn
+
             state = experience.prompt + experience.completion[:position]
             key = prompt_hash(state, experience.tools)
             if key not in states.decisions:

@@ -286,8 +286,6 @@ class Experience:
 
         return Experiences.gather_experiences(experiences, pad_token_id, custom_fields)
 
-    # Our records.
-
     def to_record(self) -> Record:
         """Convert to a record of the experience table (`pairwright.Experience`)."""
         self.check()

@@ -96,7 +96,6 @@ def _add_call(calls: dict[int, Json], piece: Any) -> None:
     call = calls.setdefault(piece["index"], {"type": "function", "function": {"name": "", "arguments": ""}})
     for key, value in object_or_empty(piece.get("function")).items():
         if isinstance(value, str):
-            # names and arguments also come in pieces
             call["function"][key] = call["function"].get(key, "") + value
     call |= texts_of(piece, "id", "type")
 

@@ -69,7 +69,7 @@ class FeedbackLog:
     def add_reward(self, experience: Experience) -> Experience:
         """Return the experience with the reward of earlier feedback, if there is any."""
         response_id = experience.eid.suffix.rpartition("#")[0]
-        # the last feedback counts
+
         for item in reversed(self._by_response.get(response_id, ())):
             if item.covers(experience):
                 return _with(experience, item)

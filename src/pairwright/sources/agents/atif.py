@@ -158,7 +158,7 @@ def _result(result: Json, calls: list[ToolCall], failed: set[str | None], where:
     if not calls:
         return Message("user", content, extra=extra)
     call_id = optional_text(result.get("source_call_id"), f"{where}.source_call_id")
-    # With a single call, the result belongs to it.
+
     if call_id is None and len(calls) == 1:
         call_id = calls[0].id
     if call_id is not None and call_id in failed:
@@ -242,16 +242,13 @@ def _result_beside(path: Path) -> tuple[Json, str | None]:
     return {}, None
 
 
-# Result files of Harbor, in the job folders next to the trajectories, which read their rewards from them.
-
-
 def matches_result(value: Any) -> bool:
     is_result = has(value, "trial_name", "task_name", "agent_info") or has(value, "n_total_trials", "stats")
     return is_result and "steps" not in value
 
 
 def read_result(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected | PartOfAnother]:
-    """Count the result of a job, or of a trial that has a trajectory; refuse a trial without a trajectory."""
+    """Count a result of Harbor, from which trajectories beside it read their rewards; refuse a trial without any."""
     folder = origin.path.parent
     trajectories = [*folder.glob("trajectory*.json"), *folder.glob("agent/trajectory*.json")]
     if "trial_name" in mapping(value, "result") and not trajectories:

@@ -54,6 +54,18 @@ from pairwright.sources.shapes.chat_messages import content_from_chat
 from pairwright.sources.shapes.read_call import read_call
 from pairwright.sources.shapes.read_each import read_each
 
+NAME = "inspect"
+_GRADES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
+_CUT_SHORT = ("max_tokens", "model_length")
+MAX_MEMBER_BYTES = 1 << 30
+MAX_HEADER_BYTES = 64 << 20  # the header has names, options and results, no samples
+MAX_RATIO = 250  # repetitive logs compress to 1/100; the limit of deflate is about 1/1000
+FREE_BYTES = 16 << 20  # always allowed: small members of one repeated line have a higher ratio
+_PIECE = 1 << 20
+_ZSTD = 93
+_DAMAGED = (zipfile.BadZipFile, zlib.error, zstandard.ZstdError, struct.error)
+# RuntimeError: an encrypted member; its subclasses NotImplementedError (unknown compression) and RecursionError.
+_UNREADABLE = (*_DAMAGED, EOFError, OSError, ValueError, RuntimeError)
 # Inspect error type -> failure kind; others are "tool_error".
 _KINDS = {"parsing": "invalid_arguments", "timeout": "timeout", "file_not_found": "file_not_found"}
 
@@ -139,11 +151,6 @@ def tools_of_events(sample: Json, stored: Json) -> list[Json]:
             if isinstance(tool.get("name"), str) and tool["name"] not in tools:
                 tools[tool["name"]] = resolve_references(tool, stored)
     return list(tools.values())
-
-
-NAME = "inspect"
-_GRADES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
-_CUT_SHORT = ("max_tokens", "model_length")
 
 
 def matches(value: Any) -> bool:
@@ -262,32 +269,11 @@ def _metrics(sample: Json) -> Json:
     return metrics
 
 
-FORMAT = Format(NAME, "record", matches, read, "Inspect evaluation logs")
-
-
-# `.eval` files: a zip of `header.json` and `samples/<id>_epoch_<n>.json`, read one sample at a time.
-
-MAX_MEMBER_BYTES = 1 << 30
-MAX_HEADER_BYTES = 64 << 20  # the header has names, options and results, no samples
-MAX_RATIO = 250  # repetitive logs compress to 1/100; the limit of deflate is about 1/1000
-FREE_BYTES = 16 << 20  # always allowed: small members of one repeated line have a higher ratio
-_PIECE = 1 << 20
-_ZSTD = 93
-# RuntimeError: an encrypted member; its subclasses NotImplementedError (unknown compression) and RecursionError.
-_UNREADABLE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    zstandard.ZstdError,
-    struct.error,
-    EOFError,
-    OSError,
-    ValueError,
-    RuntimeError,
-)
-
-
 def read_eval(path: Path) -> Iterator[Json]:
-    """Yield `{"eval": eval header, "sample": sample}`; an unreadable sample is None, with a reason under "problem"."""
+    """Yield the samples of an .eval file, a zip of header.json and samples/<id>_epoch_<n>.json, one at a time.
+
+    Each is `{"eval": eval header, "sample": sample}`; an unreadable sample is None, with a reason under "problem".
+    """
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             yield from _samples(archive, file, path)
@@ -367,3 +353,6 @@ def _value(data: bytes) -> Any:
         return msgspec.json.decode(data)
     except msgspec.MsgspecError:
         return json.loads(data)  # Inspect writes NaN and Infinity, which strict JSON decoders refuse
+
+
+FORMAT = Format(NAME, "record", matches, read, "Inspect evaluation logs")

@@ -71,18 +71,16 @@ def matches(value: Any) -> bool:
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     rows = value if isinstance(value, list) else [value]
+    if not rows:
+        raise BadRecord("file: an empty list")
     if any(map(_is_event, rows)):
         yield from _experiences(rows, {}, origin)
     elif len(rows) == 1:
         yield from _row(rows[0], origin, options)
-    elif rows:
-
-        def read_row(row: Json, number: int) -> Iterator[Parts | Rejected]:
-            return _row(row, origin.at(origin.line, origin.ordinal + number), options)
-
-        yield from read_each(NAME, origin, rows, "", read_row)
     else:
-        raise BadRecord("file: an empty list")
+        yield from read_each(
+            NAME, origin, rows, "", lambda row, n: _row(row, origin.at(origin.line, origin.ordinal + n), options)
+        )
 
 
 def _row(row: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:

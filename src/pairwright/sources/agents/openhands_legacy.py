@@ -92,7 +92,7 @@ def _read_row(row: Json, origin: Origin) -> Iterator[Parts | Rejected]:
             # Without an answer since the last condensation there is nothing to train on.
             if talk.has_answer:
                 yield _experience(talk, row, origin, step)
-            # The forgotten events are replaced by the summary; the remaining messages become context.
+
             talk.entries = condensed(talk.entries, {**event, **optional_mapping(event.get("args"), "args")})
             step += 1
         else:

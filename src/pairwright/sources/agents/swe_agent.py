@@ -44,12 +44,26 @@ from pairwright.sources.shapes.chat_messages import message_from_chat
 from pairwright.sources.shapes.read_each import read_each
 from pairwright.sources.shapes.responses import messages_from_items
 
+NAME = "swe-agent"
+_REWARDS = ("resolved", "score", "reward")
+# File names that do not identify an instance.
+_NAMES_OF_NO_INSTANCE = ("", "traj", "trajectory", "trajectories", "output", "last_mini_run")
 # First line of an observation of mini-SWE-agent.
 _RETURN_CODE = re.compile(r"\s*<returncode>\s*(-?\d{1,12})\s*</returncode>")
 _KEPT = ("returncode", "exception_info", "interrupt_type")  # fields of the `extra` of a turn
 _MINI_FAILURES = (
     ("timeout", re.compile(r"\s*(<exception>|The last command ).{0,2000}?timed out", re.DOTALL)),
     ("invalid_arguments", re.compile(r"\s*(Please always provide EXACTLY ONE action|Tool call error|Unknown tool)")),
+)
+_NOT_KEPT = ("thought", "message_type", "thinking_blocks", "tool_call_ids", "cache_control", "tags")
+# Start of failed observations, by kind; the first match wins.
+_FAILURES = (
+    ("tool_error", re.compile(r"\s*Your proposed edit has introduced new syntax error")),
+    ("invalid_arguments", re.compile(r"\s*Your (bash command contained syntax errors|output (could|was) not)")),
+    ("timeout", re.compile(r"\s*(The command .{0,500}? was cancelled because it took|EXECUTION TIMED OUT)", re.DOTALL)),
+    ("file_not_found", re.compile(r"\s*(File .{1,300}? not found|.{1,300}?: No such file or directory)")),
+    ("unknown_tool", re.compile(r".{1,200}?: command not found")),
+    ("exception", re.compile(r"\s*Traceback \(most recent call last\)")),
 )
 
 
@@ -102,22 +116,6 @@ def mini_error_kind(message: Message) -> str | None:
         if start.match(message.text):
             return kind
     return "nonzero_exit" if isinstance(code, int) and code != 0 else None
-
-
-NAME = "swe-agent"
-_REWARDS = ("resolved", "score", "reward")
-# File names that do not identify an instance.
-_NAMES_OF_NO_INSTANCE = ("", "traj", "trajectory", "trajectories", "output", "last_mini_run")
-_NOT_KEPT = ("thought", "message_type", "thinking_blocks", "tool_call_ids", "cache_control", "tags")
-# Start of failed observations, by kind; the first match wins.
-_FAILURES = (
-    ("tool_error", re.compile(r"\s*Your proposed edit has introduced new syntax error")),
-    ("invalid_arguments", re.compile(r"\s*Your (bash command contained syntax errors|output (could|was) not)")),
-    ("timeout", re.compile(r"\s*(The command .{0,500}? was cancelled because it took|EXECUTION TIMED OUT)", re.DOTALL)),
-    ("file_not_found", re.compile(r"\s*(File .{1,300}? not found|.{1,300}?: No such file or directory)")),
-    ("unknown_tool", re.compile(r".{1,200}?: command not found")),
-    ("exception", re.compile(r"\s*Traceback \(most recent call last\)")),
-)
 
 
 def matches(value: Any) -> bool:

@@ -123,7 +123,7 @@ def read_turns(turns: list[Any]) -> tuple[list[Message], list[ErrorSite], int]:
             num_empty += 1
             continue
         call = waiting.pop(0) if is_result and waiting else None
-        # A result may have the id of its call.
+
         call_id = optional_text(turn.get("tool_call_id"), f"{where}.tool_call_id") or (call.id if call else None)
         messages.append(
             Message(

@@ -50,6 +50,9 @@ from pairwright.sources.shapes.chat_messages import messages_from_chat, tools_fr
 from pairwright.sources.shapes.row_fields import reward_of, task_of, tools_of
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
+NAME = "trinity"
+_KINDS = ("single_turn", "multi_turn", "dpo")
+_READ = frozenset({"system", "prompt", "chosen", "rejected", "tools", *SCORES})
 _Built = TypeVar("_Built")
 MAGIC = b"TRXP"
 VERSION = 1
@@ -303,13 +306,6 @@ def _custom_fields(value: Any) -> tuple[CustomField, ...]:
         names = [optional_text(item.get(key), key) or "" for key in ("source_field", "destination_field")]
         fields.append(CustomField(names[0], names[1], dtype.removeprefix("torch.")))
     return tuple(fields)
-
-
-# JSON Lines: experiences from `to_dict`, conversations for SFT, unjudged answers, and plaintext for DPO.
-
-NAME = "trinity"
-_KINDS = ("single_turn", "multi_turn", "dpo")
-_READ = frozenset({"system", "prompt", "chosen", "rejected", "tools", *SCORES})
 
 
 def matches(value: Any) -> bool:

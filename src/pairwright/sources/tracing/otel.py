@@ -52,20 +52,12 @@ from pairwright.sources.tracing.span_nodes import one_per_answer
 from pairwright.sources.tracing.trace_to_experiences import read_trace
 
 NAME = "otel"
-# Metric name -> attribute names of the conventions, newest first.
+# Attribute names of the conventions, newest first.
+_NUM_INPUT = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt")
+_NUM_OUTPUT = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion")
 _USAGE = {
-    "input_tokens": (
-        "gen_ai.usage.input_tokens",
-        "gen_ai.usage.prompt_tokens",
-        "llm.token_count.prompt",
-        "ai.usage.inputTokens",
-    ),
-    "output_tokens": (
-        "gen_ai.usage.output_tokens",
-        "gen_ai.usage.completion_tokens",
-        "llm.token_count.completion",
-        "ai.usage.outputTokens",
-    ),
+    "input_tokens": (*_NUM_INPUT, "ai.usage.inputTokens"),
+    "output_tokens": (*_NUM_OUTPUT, "ai.usage.outputTokens"),
 }
 _TOOL_INPUT = ("gen_ai.tool.call.arguments", "tool_arguments", "input.value", "tool.parameters", "ai.toolCall.args")
 _TOOL_OUTPUT = (
