@@ -94,7 +94,8 @@ def _experience(
         info["tokens_dropped"] = dropped
     if note is not None:
         info["result_json"] = note
-    components = _components(result)
+    verdict = object_or_empty(result.get("verifier_result"))
+    rewards = verdict.get("rewards", verdict.get("reward"))
     models = [agent.get("model_name"), *(item.get("model_name") for _, item in steps)]
     name, task_id = identifier(result.get("task_name")), result.get("task_id")
     task = json_text(task_id) if isinstance(task_id, dict) else identifier(task_id) or None
@@ -108,7 +109,7 @@ def _experience(
         step=step,
         messages=messages,
         tools=tools,
-        reward_components=components,
+        reward_components=rewards if isinstance(rewards, dict) else filled({"reward": rewards}),
         error_kind=_error_kind,
         errors=_exception(result, messages),
         info=info,
@@ -213,14 +214,6 @@ def _info(trajectory: Json, agent: Json, result: Json, parent: Json | None) -> J
     for key in ("session_id", "trajectory_id", "notes", "continued_trajectory_ref", "extra"):
         info[key] = trajectory.get(key)
     return filled(info)
-
-
-def _components(result: Json) -> Json:
-    verdict = result.get("verifier_result")
-    if not isinstance(verdict, dict):
-        return {}
-    rewards = verdict.get("rewards", verdict.get("reward"))
-    return rewards if isinstance(rewards, dict) else {} if rewards is None else {"reward": rewards}
 
 
 def _result_beside(path: Path) -> tuple[Json, str | None]:

@@ -319,20 +319,14 @@ def _tool_run(one: _Observation) -> ToolRun | None:
     fields, attributes = one.fields, one.attributes
     result = fields.get("output")
     failure = _failure(fields, "tool_error")
-    plain = plain_messages(result) if isinstance(result, str) and result[:1] == "{" else None
-    call_id = plain[0].tool_call_id if plain is not None else None
-    if plain is not None and call_id is not None:
-        result = plain[0].content
-    else:
-        output = decode_json_text(result)
-        output = unwrap(output) if isinstance(output, dict) else output
-        message = output if isinstance(output, dict) and isinstance(output.get("tool_call_id"), str) else None
-        if one.type != "TOOL" and message is None and role_of_span(attributes) != "tool":
-            return None
-        if message is not None:
-            call_id, result = message["tool_call_id"], message.get("content")
-            if failure is None and message.get("status") == "error":
-                failure = Failure(failure_kind(result, "tool_error"), result if isinstance(result, str) else "")
+    output, call_id = decode_json_text(result), None
+    message = unwrap(output) if isinstance(output, dict) else None
+    if has(message, tool_call_id=str):
+        call_id, result = message["tool_call_id"], message.get("content")
+        if failure is None and message.get("status") == "error":
+            failure = Failure(failure_kind(result, "tool_error"), result if isinstance(result, str) else "")
+    elif one.type != "TOOL" and role_of_span(attributes) != "tool":
+        return None
     tool = filled_text(fields.get("name")) or ""
     if attributes:
         named = [filled_text(attributes.get(key)) for key in _TOOL_ATTRIBUTES]
