@@ -19,7 +19,6 @@ from pairwright.sources.agents import (
     openhands_legacy,
     openhands_rows,
     swe_agent,
-    tau2_bench,
     tau_bench,
     terminal_bench,
 )
@@ -97,8 +96,8 @@ READERS: dict[str, tuple[Format, ...]] = {
     "verl": (rendered_dumps.VERL_FORMAT,),
     "skyrl": (rendered_dumps.SKYRL_FORMAT,),
     "s1": (s1_traces.FORMAT,),
-    "tau-bench": (tau_bench.FORMAT,),
-    "tau2-bench": (tau2_bench.FORMAT,),
+    "tau-bench": (tau_bench.TAU_FORMAT,),
+    "tau2-bench": (tau_bench.TAU2_FORMAT,),
     "terminal-bench": (terminal_bench.FORMAT,),
     "agent-data": (agent_data.FORMAT,),
     "atif": (atif.FORMAT, atif.RESULT_FORMAT),
