@@ -29,7 +29,6 @@ from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import (
     BadRecord,
     filled,
-    filled_text,
     has,
     identifier,
     index,
@@ -80,9 +79,8 @@ def message_from_inspect(turn: Json, where: str) -> Message:
         parts = [part for part in content if part.get("type") == "reasoning"]
         content = plain_content([part for part in content if part.get("type") != "reasoning"])
         # Redacted reasoning is encrypted; only its summary is readable.
-        keys = ["summary" if part.get("redacted") is True else "reasoning" for part in parts]
-        thoughts = [thought for part, key in zip(parts, keys, strict=True) if (thought := filled_text(part.get(key)))]
-        reasoning = "\n\n".join(thoughts) if thoughts else reasoning
+        thoughts = [text_at(part, "summary" if part.get("redacted") is True else "reasoning") for part in parts]
+        reasoning = "\n\n".join(filter(None, thoughts)) or reasoning
     error = turn.get("error")
     if role == "tool" and isinstance(error, dict):
         extra["error"] = error.get("type") if isinstance(error.get("type"), str) else "unknown"

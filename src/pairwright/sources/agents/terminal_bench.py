@@ -49,7 +49,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
         run=run_of(identifier(result.get("trial_name")), origin.ordinal),
         prompt=prompt,
         completion=completion,
-        reward=score(components.get("is_resolved")),
+        reward=resolved,
         reward_components=components,
         errors=errors,
         info=texts_of(result, "trial_name", "failure_mode", "id"),

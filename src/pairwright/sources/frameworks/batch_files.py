@@ -126,7 +126,7 @@ def _index_file(path: Path, index: Index) -> None:
             if name is not None:
                 place = (str(path), offset)
                 known = index.setdefault(name, place)
-                if known not in (None, place) and _line_at(known).strip() != line.strip():
+                if known is not None and known != place and _line_at(known).strip() != line.strip():
                     index[name] = None
             elif offset == 0:
                 return  # the first line identifies the kind of file
