@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pairwright.records.messages import Json, Message, ToolCall
-from pairwright.sources.agents.openhands_events import Entry, condensed
+from pairwright.sources.agents.openhands import Entry, condensed
 from pairwright.sources.agents.openhands_rows import NAME, error_kind_of_text, fields_of_row
 from pairwright.sources.assemble import Parts, split_at_first_answer
 from pairwright.sources.fields import (
