@@ -135,8 +135,7 @@ def _take(talk: Talk, event: Json, where: str) -> None:
     if isinstance(action, str):
         message = _action(talk, action, event, fields, where)
     else:
-        content = fields.get("content")
-        content = content if isinstance(content, str) else json_text(content)
+        content = json_text(fields.get("content"))
         call_id = _answered(talk, event)
         code = object_or_empty(fields.get("metadata")).get("exit_code", fields.get("exit_code"))
         extra: Json = {"exit_code": code} if isinstance(code, int) and code != 0 else {}

@@ -77,14 +77,14 @@ def _request(part: Json, where: str) -> list[Message]:
         return [
             Message(
                 "tool",
-                content if isinstance(content, str) else json_text(content),
+                json_text(content),
                 tool_call_id=optional_text(part.get("tool_call_id"), f"{where}.tool_call_id"),
                 name=optional_text(part.get("tool_name"), f"{where}.tool_name"),
                 extra={"is_error": True} if is_failed else {},
             )
         ]
     if kind in ("retry-prompt", "retry-feedback"):
-        return [Message("user", content if isinstance(content, str) else json_text(content))]
+        return [Message("user", json_text(content))]
     if kind in _SILENT:
         return []
     raise BadRecord(f"{where}: a part of unknown kind {kind!r} in a request")

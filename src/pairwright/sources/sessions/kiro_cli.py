@@ -100,7 +100,7 @@ def _result(result: Json, id_key: str) -> Json:
     if isinstance(content, list):
         # {kind, data} of a session, {Text} or {Json} of a saved conversation
         parts = [part.get("data", part.get("Text", part.get("Json", part))) if has(part) else part for part in content]
-        content = [text_block(part if isinstance(part, str) else json_text(part)) for part in parts]
+        content = [text_block(json_text(part)) for part in parts]
     return result_block(result.get(id_key) or None, content, is_error=str(result.get("status")).lower() == "error")
 
 
