@@ -9,8 +9,7 @@ from collection.failing_endpoint import FailingEndpoint
 from pairwright import Table
 from pairwright.collection import Ask, PolicyError, collect, endpoint_policy
 from pairwright.collection.chat_completions import completions_of_chat
-from pairwright.collection.endpoint_policy import EndpointPolicy
-from pairwright.collection.rate_limits import RateLimit, backoff, retry_after
+from pairwright.collection.endpoint_policy import EndpointPolicy, RateLimit, backoff, retry_after
 from pairwright.config import Config, PolicyConfig
 from pairwright.errors import ConfigError
 from pairwright.records.messages import Message
@@ -175,8 +174,8 @@ def test_a_rate_limit_spaces_requests_and_waits_for_tokens_that_were_spent(monke
         slept.append(round(seconds, 6))
         now[0] += seconds
 
-    monkeypatch.setattr("pairwright.collection.rate_limits.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("pairwright.collection.rate_limits.asyncio.sleep", sleep)
+    monkeypatch.setattr("pairwright.collection.endpoint_policy.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("pairwright.collection.endpoint_policy.asyncio.sleep", sleep)
     requests, tokens = RateLimit(requests_per_minute=30), RateLimit(tokens_per_minute=60)
     for _ in range(3):
         asyncio.run(requests.wait())

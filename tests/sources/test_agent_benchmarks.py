@@ -7,7 +7,7 @@ import pytest
 from mutations import survives
 from outlines import outline, read_path
 
-from pairwright.sources.agents import agent_data, atif, openhands_legacy, tau2_bench, terminal_bench
+from pairwright.sources.agents import agent_data, atif, openhands_legacy, tau_bench, terminal_bench
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import Options, Origin
 
@@ -60,7 +60,7 @@ GOLDEN = {
     ],
 }
 READERS_OF = {
-    "tau2_bench.json": tau2_bench.FORMAT,
+    "tau2_bench.json": tau_bench.TAU2_FORMAT,
     "openhands_legacy.json": openhands_legacy.FORMAT,
     "openhands_legacy_rows.jsonl": openhands_legacy.FORMAT,
     "agent_data.json": agent_data.FORMAT,

@@ -288,7 +288,7 @@ def test_rows_of_the_clickhouse_exporter_are_spans() -> None:
 
 def test_other_files_are_not_claimed_and_a_file_without_spans_is_refused() -> None:
     for other in (None, 3, [], {}, [{}], {"messages": []}, {"spans": []}, [{"traceId": "t"}], {"trace": {}}):
-        assert not otel.matches(other)
+        assert not otel.FORMAT.matches(other)
     with pytest.raises(BadRecord, match="no spans"):
         read({"resourceSpans": []})
 
@@ -317,7 +317,7 @@ COUNTS = {
 @pytest.mark.parametrize("name", COUNTS)
 def test_real_files_are_read_whole(traces: Path, name: str) -> None:
     value = json.loads((traces / name).read_text())
-    assert otel.matches(value)
+    assert otel.FORMAT.matches(value)
     found, rejected = read(value)
     messages = [message for one in found for message in one.messages]
     calls = sum(len(message.tool_calls) for message in messages)

@@ -7,7 +7,7 @@ import pytest
 from mutations import survives
 
 from pairwright import ErrorSite, Kind, Message, ToolCall
-from pairwright.sources.agents.tau_bench import FORMAT
+from pairwright.sources.agents.tau_bench import TAU_FORMAT
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import Options, Origin
 
@@ -15,7 +15,7 @@ FIXTURE = Path(__file__).parent / "fixtures" / "tau_bench.json"
 
 
 def read(row, ordinal=0):
-    (experience,) = FORMAT.read(row, Origin("t.json", None, ordinal), Options())
+    (experience,) = TAU_FORMAT.read(row, Origin("t.json", None, ordinal), Options())
     return experience
 
 
@@ -41,7 +41,7 @@ def test_a_trajectory_without_an_answer_is_refused():
 
 
 def test_no_broken_row_raises_anything_else():
-    assert survives(FORMAT, json.loads(FIXTURE.read_text())[0]) > 500
+    assert survives(TAU_FORMAT, json.loads(FIXTURE.read_text())[0]) > 500
 
 
 def test_the_real_file_reads(traces):

@@ -59,8 +59,6 @@ class _Answer:
 
 @dataclass(eq=False)
 class AgentCalls:
-    """The calls of one run."""
-
     policy: RunPolicy
     recorder: Recorder
     takes_extra: bool  # whether the policy passes on unknown parameters
@@ -91,6 +89,7 @@ class AgentCalls:
         if parent is not None:  # our own messages replace the agent's copies, which may be formatted differently
             prompt = (*parent.prompt, parent.completion.message, *prompt[len(parent.conversation) :])
         extra = self._extra(request)
+        limits = [_integer(request, name) for name in ("max_completion_tokens", "max_output_tokens", "max_tokens")]
         key = content_hash(canonical, tools)
         self._counts[key] = self._counts.get(key, -1) + 1
         identity = content_hash("reply", key, self._counts[key])[:24]
@@ -99,7 +98,7 @@ class AgentCalls:
                 prompt,
                 n=_integer(request, "n") or 1,
                 tools=tools,
-                max_tokens=_limit(request),
+                max_tokens=next(filter(None, limits), None),
                 stop=_stop(request),
                 chat_template_kwargs=request.get("chat_template_kwargs"),
                 extra=extra,
@@ -185,11 +184,6 @@ def _integer(request: Json, name: str) -> int | None:
     if value is not None and (type(value) is not int or value < 1):
         raise BadRequest(f"{name}: got {value!r}, expected a positive integer")
     return value
-
-
-def _limit(request: Json) -> int | None:
-    limits = [_integer(request, name) for name in ("max_completion_tokens", "max_output_tokens", "max_tokens")]
-    return next((limit for limit in limits if limit is not None), None)
 
 
 def _stop(request: Json) -> list[str] | None:

@@ -1,17 +1,24 @@
 """`pairwright.collect`: the Python interface of a collection. A workflow and tasks in, an experience table out."""
 
+import inspect
 import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pairwright.collection import runner
+from pairwright.collection.collection_identity import begin_or_resume
 from pairwright.collection.counters import Status
 from pairwright.collection.policies import Policy
-from pairwright.collection.runner import Collected, Watch, Workflow
+from pairwright.collection.run_policy import make_policy
+from pairwright.collection.runner import Collected, Collection, Watch, Workflow
+from pairwright.collection.scoring import make_scorer
+from pairwright.collection.tasks import load_tasks
 from pairwright.config import Config
 from pairwright.config.config_file import adjust_config
+from pairwright.config.user_code import WORKFLOWS, load_function
+from pairwright.engines.event_loops import run_to_end
+from pairwright.errors import ConfigError
 from pairwright.records.messages import Json
 
 PathLike = str | os.PathLike[str]
@@ -83,16 +90,43 @@ def collect(
     if model is not None:
         values["policy"] = {**values.get("policy", {}), "model": os.fspath(model)}
     values |= {} if seed is None else {"seed": seed}
-    return runner.collect(
-        adjust_config(config, **values),
-        output=output if isinstance(output, str) else Path(output),
-        resume=resume,
-        watch=_print_status if watch is None and progress else watch,
-        workflow=workflow,
-        policy=None if isinstance(policy, dict) else policy,
-        tasks=rows,
-        base=None if base is None else Path(base),
-    )
+    config = adjust_config(config, **values)
+    if config.policy.model is None and config.policy.base_url is None and config.model is not None:
+        config = config.model_copy(update={"policy": config.policy.model_copy(update={"model": config.model})})
+    base = None if base is None else Path(base)
+    settings = config.collect
+    if settings.dataset is not None and base is not None and not Path(settings.dataset).exists():
+        settings = settings.model_copy(update={"dataset": str(base / settings.dataset)})
+    listed = load_tasks(settings, rows)
+    if workflow is None:
+        if settings.workflow is None:
+            raise ConfigError("collect.workflow: expected module:function or path/file.py:function")
+        workflow = load_function(settings.workflow, group=WORKFLOWS, base=base)
+    name = f"{getattr(workflow, '__module__', 'value')}:{getattr(workflow, '__qualname__', type(workflow).__name__)}"
+    any_number = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(workflow).parameters.values()
+    if sum(item.default is item.empty and item.kind not in any_number for item in parameters) > 3:
+        raise ConfigError(f"{name}: a workflow is a function of (task, policy, recorder), or of fewer of them")
+    folder = Path(output)
+    run_id = begin_or_resume(folder / "collection", config, resume=resume, workflow=settings.workflow or name)
+    watch = _print_status if watch is None and progress else watch
+
+    async def run() -> Collected:
+        scorer = make_scorer(settings.scorer, base=base)
+        own_policy = None if isinstance(policy, dict) else policy
+        if watch is not None and own_policy is None:
+            watch(Status(phase=f"loading {config.policy.model}"))
+        answering = make_policy(config.policy, base=base) if own_policy is None else own_policy
+        collection = Collection(config, folder, run_id, listed, workflow, answering, scorer, watch)
+        try:
+            return await collection.run()
+        finally:
+            collection.close_agents()
+            if own_policy is None:
+                await answering.close()
+            await scorer.close()
+
+    return run_to_end(run())
 
 
 def _print_status(status: Status) -> None:

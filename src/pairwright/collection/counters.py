@@ -63,7 +63,6 @@ class Tally:
         return self.pairs.total
 
     def add(self, experience: Experience, prompt_hash: str) -> None:
-        """Count a candidate."""
         self.num_candidates += 1
         if experience.tokens is None:
             self.without_ids[str(experience.info.get("without_ids", "no_ids"))] += 1

@@ -1,26 +1,39 @@
-"""The policy of an OpenAI-compatible endpoint: requests, retries, and the errors that end a run.
+"""The policy of an OpenAI-compatible endpoint: requests, rate limits, retries, and the errors that end a run.
 
 Retried: failed or broken connections, timeouts, 408, 409, 429, 5xx, malformed responses. Not retried: permanent
-refusals (other 4xx, exhausted quota).
+refusals (other 4xx, exhausted quota). The API key is read from an environment variable and never appears in a message
+or a record.
 """
 
 import asyncio
 import contextlib
-from typing import Any
+import email.utils
+import os
+import random
+import ssl
+import time
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pairwright.collection.chat_completions import completions_of_chat
 from pairwright.collection.policies import Ask, Completion
-from pairwright.collection.rate_limits import RateLimit, backoff, retry_after
 from pairwright.collection.run_failures import FailureKind, PolicyError, one_line
-from pairwright.collection.sdk_clients import ClientPool
 from pairwright.config import PolicyConfig
+from pairwright.engines.listening import raise_file_limit
 from pairwright.errors import ConfigError
+from pairwright.generate.llama_server import LlamaServer
 from pairwright.records.messages import Json, to_chat_message
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
 
 # The first wait before a request is repeated; it doubles each time, with jitter.
 _RETRY_SECONDS = 0.5
 # The longest wait. If an endpoint requests more, the run fails.
 _MAX_RETRY_SECONDS = 60.0
+_NO_KEY = "none"  # the SDK requires a key; local servers ignore it
+_REQUESTS_PER_CLIENT = 32
 
 
 class EndpointPolicy:
@@ -70,8 +83,23 @@ class EndpointPolicy:
         raise AssertionError("the last attempt returned or raised")
 
 
+class GgufPolicy(EndpointPolicy):
+    """Answers from a GGUF file. The file determines the data types: `device` and `dtype` are not used."""
+
+    def __init__(self, config: PolicyConfig, file: Path) -> None:
+        if config.tools_as_text != "off":
+            raise ConfigError(f"tools_as_text: llama.cpp renders chats with the template of {file}: not available")
+        self._server = LlamaServer(file, threads=config.num_threads)
+        # one answer per request: the server computes the shared prompt only once anyway
+        served = {"base_url": self._server.url, "max_choices_per_request": 1, "model_version": config.model_version}
+        super().__init__(config.model_copy(update=served))
+
+    async def close(self) -> None:
+        await super().close()
+        self._server.close()
+
+
 def request_body(ask: Ask, config: PolicyConfig, num_choices: int, seed: int) -> Json:
-    """Return the body of a request to `/v1/chat/completions`."""
     body: Json = {
         **ask.extra,
         "model": config.model,
@@ -122,3 +150,98 @@ def _failure(error: Exception) -> tuple[PolicyError, float | None]:
     if isinstance(error, openai.OpenAIError | ValueError):
         return PolicyError("bad_response", f"the endpoint's answer cannot be read: {one_line(error)}"), None
     raise error
+
+
+class ClientPool:
+    """`async with pool.acquire() as client` for one request. All clients share the key, address and settings."""
+
+    def __init__(self, config: PolicyConfig) -> None:
+        try:
+            import openai  # noqa: F401
+        except ImportError:
+            raise ConfigError(
+                "policy: an endpoint needs the openai package: pip install 'pairwright[collect]'"
+            ) from None
+        self._config = config
+        self._key = _NO_KEY
+        if config.api_key_env is not None:
+            self._key = os.environ.get(config.api_key_env, "")
+            if not self._key:
+                raise ConfigError(f"policy.api_key_env: the environment has no {config.api_key_env}")
+        raise_file_limit(65_536)  # each connection needs a file, and the usual soft limit is 1,024
+        self._tls = ssl.create_default_context()  # shared: loading the CA certificates takes milliseconds
+        self._in_flight: dict[AsyncOpenAI, int] = {}  # requests of each client
+
+    @contextlib.asynccontextmanager
+    async def acquire(self) -> AsyncIterator["AsyncOpenAI"]:
+        client = next((client for client, num in self._in_flight.items() if num < _REQUESTS_PER_CLIENT), None)
+        if client is None:
+            client = self._client()
+        self._in_flight[client] = self._in_flight.get(client, 0) + 1
+        try:
+            yield client
+        finally:
+            self._in_flight[client] -= 1
+
+    async def close(self) -> None:
+        for client in self._in_flight:
+            await client.close()
+
+    def _client(self) -> "AsyncOpenAI":
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+        config = self._config
+        return AsyncOpenAI(
+            base_url=config.base_url,
+            api_key=self._key,
+            max_retries=0,
+            timeout=config.timeout_seconds,
+            http_client=DefaultAsyncHttpxClient(verify=self._tls, timeout=config.timeout_seconds),
+        )
+
+
+class RateLimit:
+    """Rate limiter: `wait` before a request, `spend` its tokens after it. None: no limit."""
+
+    def __init__(self, requests_per_minute: float | None = None, tokens_per_minute: float | None = None) -> None:
+        self._interval = 60 / requests_per_minute if requests_per_minute else 0.0
+        self._seconds_per_token = 60 / tokens_per_minute if tokens_per_minute else 0.0
+        self._next = 0.0  # the earliest start of the next request
+        self._paid_until = 0.0  # when the tokens spent so far fit the limit
+
+    async def wait(self) -> None:
+        if not self._interval and not self._seconds_per_token:
+            return
+        now = time.monotonic()
+        start = max(now, self._next, self._paid_until - 60)  # allows a burst of one minute's tokens
+        self._next = start + self._interval
+        if start > now:
+            await asyncio.sleep(start - now)
+
+    def spend(self, num_tokens: int) -> None:
+        """Account for the tokens of an answer. Their number is known only afterwards, so later requests wait."""
+        self._paid_until = max(self._paid_until, time.monotonic()) + num_tokens * self._seconds_per_token
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds to wait according to the response headers: retry-after-ms, or retry-after as seconds or as a date.
+
+    >>> retry_after({"retry-after-ms": "1500"}), retry_after({"retry-after": "2"}), retry_after({})
+    (1.5, 2.0, None)
+    """
+    for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        try:
+            return max(0.0, float(headers[name]) * scale)
+        except (KeyError, ValueError):
+            continue
+    try:
+        when = email.utils.parsedate_to_datetime(headers["retry-after"])
+    except (KeyError, ValueError, TypeError):
+        return None
+    return max(0.0, when.timestamp() - time.time())
+
+
+def backoff(attempt: int, *, first: float, longest: float, asked: float | None) -> float:
+    """Seconds before the next attempt: exponential with jitter, never shorter than what the endpoint `asked` for."""
+    own: float = min(longest, first * 2**attempt) * random.uniform(0.5, 1.0)
+    return own if asked is None else max(own, asked * random.uniform(1.0, 1.1))

@@ -17,13 +17,7 @@ from pairwright.collection.run_failures import ScorerError
 from pairwright.config.collect_config import JudgeTerms
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Message, canonical_messages, content_hash
-from pairwright.scorers.judge_questions import (
-    MAX_ANSWER,
-    Question,
-    compare_question,
-    grade_question,
-    rank_question,
-)
+from pairwright.scorers.judge_questions import MAX_ANSWER, Question, compare_question, grade_question, rank_question
 from pairwright.scorers.programs import Outcome, with_overall
 from pairwright.store.score_log import OVERALL
 
@@ -46,12 +40,6 @@ class Answers(Protocol):
     def get(self, key: str) -> Answer | None: ...
 
     def put(self, answer: Answer) -> None: ...
-
-
-@dataclass(frozen=True)
-class Verdict:
-    value: Any
-    cost: float
 
 
 @dataclass(frozen=True)
@@ -104,19 +92,19 @@ class Judge:
         """Grade one run by itself; several votes are averaged."""
         verdicts = [await self.ask(grade_question(self._terms, run, vote)) for vote in range(self._terms.votes)]
         sums: dict[str, float] = {}
-        for verdict in verdicts:
-            for name, score in verdict.value[0].items():
+        for (scores, _), _ in verdicts:
+            for name, score in scores.items():
                 sums[name] = sums.get(name, 0.0) + score / len(verdicts)
-        cost = sum(verdict.cost for verdict in verdicts)
-        return Outcome(with_overall(sums), {OVERALL: verdicts[0].value[1]}, cost=cost)
+        (_, rationale), _ = verdicts[0]
+        return Outcome(with_overall(sums), {OVERALL: rationale}, cost=sum(cost for _, cost in verdicts))
 
     async def _rank(self, runs: Sequence[Experience]) -> list[Outcome]:
         """Rank runs of one prompt together; a single run has no counterpart and stays unscored."""
         if len(runs) < 2:
             return [Outcome() for _ in runs]
         verdicts = [await self.ask(rank_question(self._terms, runs, vote)) for vote in range(self._terms.votes)]
-        cost = sum(verdict.cost for verdict in verdicts) / len(runs)
-        means = [sum(scores) / len(verdicts) for scores in zip(*(verdict.value for verdict in verdicts), strict=True)]
+        cost = sum(cost for _, cost in verdicts) / len(runs)
+        means = [sum(scores) / len(verdicts) for scores in zip(*(ranking for ranking, _ in verdicts), strict=True)]
         return [Outcome({OVERALL: mean}, cost=cost) for mean in means]
 
     async def _compare(self, runs: Sequence[Experience]) -> tuple[list[Outcome], list[Comparison]]:
@@ -126,9 +114,9 @@ class Judge:
         comparisons = []
         for a, b in itertools.combinations(runs, 2):
             verdicts = [await self.ask(compare_question(self._terms, *sides)) for sides in ((a, b), (b, a))]
-            first = {"first": "a", "second": "b", "tie": "tie"}[verdicts[0].value]
-            second = {"first": "b", "second": "a", "tie": "tie"}[verdicts[1].value]
-            cost = sum(verdict.cost for verdict in verdicts)
+            first = {"first": "a", "second": "b", "tie": "tie"}[verdicts[0][0]]
+            second = {"first": "b", "second": "a", "tie": "tie"}[verdicts[1][0]]
+            cost = sum(cost for _, cost in verdicts)
             comparisons.append(Comparison(a.eid.uid, b.eid.uid, first, second, cost))
         points = {run.eid.uid: 0.0 for run in runs}
         for comparison in comparisons:
@@ -138,8 +126,8 @@ class Judge:
         cost = sum(comparison.cost for comparison in comparisons) / len(runs)
         return [Outcome({OVERALL: points[run.eid.uid]}, cost=cost) for run in runs], comparisons
 
-    async def ask(self, question: Question) -> Verdict:
-        """Ask until an answer is valid; raises ScorerError after the last try, PolicyError if there is no answer."""
+    async def ask(self, question: Question) -> tuple[Any, float]:
+        """Ask until an answer is valid, and return it with its cost; raises ScorerError after the last try."""
         config, answer, cost = self._terms.judge, None, 0.0
         self.num_cut += question.num_cut
         for attempt in range(TRIES):
@@ -155,7 +143,7 @@ class Judge:
             cost += self._cost(answer)
             verdict = question.read(answer.text)
             if verdict is not None:
-                return Verdict(verdict, cost)
+                return verdict, cost
             self.num_invalid += 1
         assert answer is not None
         raise ScorerError(

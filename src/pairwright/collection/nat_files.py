@@ -95,12 +95,7 @@ def final_metrics(
 
 
 def add_training(folder: Path, training: Json) -> None:
-    """Add the training job of a collection to its final_metrics.json, as NAT's trainer does.
-
-    Args:
-        folder: Output folder of the collection; does nothing if it has no final_metrics.json.
-        training: Job id, output model, dataset and status.
-    """
+    """Add the training job (id, output model, dataset, status) to the final_metrics.json of a collection, if any."""
     path = folder / FINAL
     if path.exists():
         final = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])

@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import Any, Self
 
 from pairwright.collection.policies import Completion, Prompt, as_messages
@@ -107,18 +106,14 @@ class Step:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *details: object) -> None:
         if self._recorder is not None:
-            await self._recorder.close_step(self, failed=error is not None)
+            await self._recorder.close_step(self, failed=kind is not None)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *details: object) -> None:
         if self._recorder is not None:
             self._recorder.emit(self)
 

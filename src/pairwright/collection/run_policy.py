@@ -1,24 +1,29 @@
-"""The policy of a configuration, and the policy object that a workflow gets.
+"""The policy of a configuration, and the policy object that a workflow gets with its log of answers.
 
 Equal requests of a run are numbered. The number and the run's seed determine the seed of the answer; the number is also
 part of the key under which an interrupted run finds its answer on resume.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
-from pairwright.collection.call_log import CallLog
 from pairwright.collection.counters import Status, Tally
+from pairwright.collection.endpoint_policy import EndpointPolicy, GgufPolicy
 from pairwright.collection.local_policy import LocalPolicy
 from pairwright.collection.policies import Ask, Completion, Policy, Prompt, as_messages
 from pairwright.collection.sampled_tokens import SampledCalls
 from pairwright.collection.tasks import Task
 from pairwright.config import PolicyConfig
 from pairwright.errors import ConfigError
-from pairwright.paths import find_model
+from pairwright.paths import find_model, whole_lines, write_bytes
 from pairwright.records.messages import Json, content_hash
+
+_Line = tuple[int | str, int, str, int, list[Completion]]  # task, run, key of the request, its number, answers
+_encode = msgspec.json.Encoder().encode
+_decoder = msgspec.json.Decoder(_Line)
+Known = dict[tuple[str, int], list[Completion]]  # (key of the request, its number): the answers
 
 
 def make_policy(config: PolicyConfig, *, base: Path | None = None) -> Policy:
@@ -27,20 +32,45 @@ def make_policy(config: PolicyConfig, *, base: Path | None = None) -> Policy:
     Paths are resolved from the working directory, then from `base`.
     """
     if config.base_url is not None:
-        from pairwright.collection.endpoint_policy import EndpointPolicy
-
         return EndpointPolicy(config)
-
     model = config.model
     if model is None:
         raise ConfigError("policy: expected model (a folder), or base_url and model (an endpoint)")
     if base is not None and not Path(model).exists() and (base / model).exists():
         model = str(base / model)
     if model.endswith(".gguf"):
-        from pairwright.collection.gguf_policy import GgufPolicy
-
         return GgufPolicy(config, Path(model))
     return LocalPolicy.load(config, find_model(model))
+
+
+class CallLog:
+    """An open log of the answers of unfinished runs, so that a resumed run repeats no request."""
+
+    def __init__(self, path: Path, *, is_done: Callable[[int | str, int], bool]) -> None:
+        self.path = path
+        self._known: dict[tuple[int | str, int], Known] = {}
+        lines = []
+        for line in whole_lines(path):
+            task, run, key, number, answers = _decoder.decode(line)
+            if not is_done(task, run):
+                self._known.setdefault((task, run), {})[key, number] = answers
+                lines.append(line + b"\n")
+        # lines of runs that are done are dropped on opening, so that the log does not grow with every resume
+        write_bytes(path, b"".join(lines))
+        self._file = open(path, "ab")  # noqa: SIM115 (closed by `close`)
+
+    def take(self, task: Task) -> Known:
+        """Remove and return the answers of an interrupted run."""
+        return self._known.pop((task.id, task.run), {})
+
+    def add(self, task: Task, key: str, number: int, answers: list[Completion]) -> None:
+        self._file.write(_encode((task.id, task.run, key, number, answers)) + b"\n")
+        self._file.flush()
+
+    def close(self, *, all_done: bool) -> None:
+        self._file.close()
+        if all_done:
+            self.path.unlink(missing_ok=True)
 
 
 class RunPolicy:

@@ -14,7 +14,7 @@ import contextvars
 import inspect
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,25 +25,19 @@ import polars as pl
 
 import pairwright
 from pairwright.collection.agent_calls import AgentCalls
-from pairwright.collection.call_log import CallLog
-from pairwright.collection.collection_identity import begin_or_resume
 from pairwright.collection.counters import Status, Tally
-from pairwright.collection.finished_runs import Entry, Ledger
+from pairwright.collection.finished_runs import Entry, Ledger, Writer
 from pairwright.collection.nat_files import History
 from pairwright.collection.policies import Policy
 from pairwright.collection.proxy.agent_endpoint import AgentEndpoint, RunAddress
-from pairwright.collection.record_writer import Writer
 from pairwright.collection.recording import Recorder, recording
 from pairwright.collection.run_failures import CollectError, FailureKind, PolicyError, ScorerError, one_line
-from pairwright.collection.run_policy import RunPolicy, make_policy
-from pairwright.collection.scoring import FinishedRun, Scorer, make_scorer
-from pairwright.collection.tasks import Task, load_tasks, run_seed
+from pairwright.collection.run_policy import CallLog, RunPolicy
+from pairwright.collection.scoring import FinishedRun, Scorer
+from pairwright.collection.tasks import Task, run_seed
 from pairwright.config import Config
-from pairwright.config.user_code import WORKFLOWS, load_function
-from pairwright.engines.event_loops import run_to_end
-from pairwright.errors import ConfigError, RecordError
+from pairwright.errors import RecordError
 from pairwright.records.experience import EID, Experience
-from pairwright.records.messages import Json
 from pairwright.store.table import Table
 
 _OURS = str(Path(pairwright.__file__).parent)
@@ -80,59 +74,6 @@ class Collected:
         return None
 
 
-def collect(
-    config: Config,
-    *,
-    output: str | Path,
-    resume: bool = False,
-    watch: Watch | None = None,
-    workflow: Workflow | None = None,
-    policy: Policy | None = None,
-    tasks: Iterable[Json] | None = None,
-    base: Path | None = None,
-) -> Collected:
-    """Run a workflow over tasks and record it in `output`; returns when all runs have ended.
-
-    `workflow`, `policy` and `tasks` override the configuration. Its relative paths are resolved from the working
-    directory, then from `base`.
-    """
-    if config.policy.model is None and config.policy.base_url is None and config.model is not None:
-        config = config.model_copy(update={"policy": config.policy.model_copy(update={"model": config.model})})
-    settings = config.collect
-    if settings.dataset is not None and base is not None and not Path(settings.dataset).exists():
-        settings = settings.model_copy(update={"dataset": str(base / settings.dataset)})
-    listed = load_tasks(settings, tasks)
-    if workflow is None:
-        if settings.workflow is None:
-            raise ConfigError("collect.workflow: expected module:function or path/file.py:function")
-        workflow = load_function(settings.workflow, group=WORKFLOWS, base=base)
-    any_number = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = inspect.signature(workflow).parameters.values()
-    if sum(item.default is item.empty and item.kind not in any_number for item in parameters) > 3:
-        raise ConfigError(
-            f"{_name(workflow)}: a workflow is a function of (task, policy, recorder), or of fewer of them"
-        )
-    folder = Path(output) / "collection"
-    workflow_name = settings.workflow or _name(workflow)
-    run_id = begin_or_resume(folder, config, resume=resume, workflow=workflow_name)
-
-    async def run() -> Collected:
-        scorer = make_scorer(settings.scorer, base=base)
-        if watch is not None and policy is None:
-            watch(Status(phase=f"loading {config.policy.model}"))
-        answering = make_policy(config.policy, base=base) if policy is None else policy
-        collection = Collection(config, Path(output), run_id, listed, workflow, answering, scorer, watch)
-        try:
-            return await collection.run()
-        finally:
-            collection.close_agents()
-            if policy is None:
-                await answering.close()
-            await scorer.close()
-
-    return run_to_end(run())
-
-
 class Collection:
     """The part of a collection that one process runs: all runs that the ledger does not list as done."""
 
@@ -149,7 +90,7 @@ class Collection:
     ) -> None:
         self._config, self._output, self._tasks = config, output, tasks
         self._workflow, self._policy, self._scorer, self._watch = workflow, policy, scorer, watch
-        # a workflow may take fewer than three parameters: see `_call`
+        # a workflow may take fewer parameters: (task, policy), or only (task)
         self._num_parameters = len(inspect.signature(workflow).parameters)
         is_async = inspect.iscoroutinefunction(workflow) or inspect.iscoroutinefunction(type(workflow).__call__)
         # a plain function may block, so it runs in a thread; one thread per concurrent run
@@ -277,7 +218,7 @@ class Collection:
         self._finish_run(entry)
 
     async def _call(self, task: Task, recorder: Recorder, agent: RunAddress) -> None:
-        # a workflow may take fewer parameters: (task, policy), or only (task)
+
         arguments = (task, agent.calls.policy, recorder)[: self._num_parameters]
         with recording(recorder):
             if self._threads is None:
@@ -388,7 +329,3 @@ def _describe_failure(error: BaseException) -> tuple[FailureKind, str]:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_OURS)]
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return "record" if isinstance(error, RecordError) else "workflow", f"{one_line(error)}{place}"
-
-
-def _name(function: Callable[..., Any]) -> str:
-    return f"{getattr(function, '__module__', 'value')}:{getattr(function, '__qualname__', type(function).__name__)}"

@@ -10,14 +10,11 @@ messages are matched in the order in which the policy returned them.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
-
-import numpy as np
 
 from pairwright.collection.policies import Ask, Completion
 from pairwright.generate.template_variables import KEY
 from pairwright.records.messages import Json, Message, canonical_messages, content_hash
-from pairwright.sources.shapes.recorded_tokens import TurnTokens, tokens_of_turns
+from pairwright.sources.shapes.recorded_tokens import TurnTokens, tokens_of_turns, turn_tokens
 
 # Reasons for missing token ids. The keys appear in `info.without_ids`, in the ledger and in the figures.
 WITHOUT_IDS = {
@@ -164,16 +161,8 @@ class SampledCalls:
 
 def arrays_of(completion: Completion) -> Json:
     """Return the token fields of prompt and answer as one sequence; empty unless the ids of both are known."""
-    prompt, answer = completion.prompt_ids, completion.token_ids
-    if not prompt or not answer:
-        return {}
-    arrays: dict[str, Any] = {
-        # ids of prompt and answer in one array; the log-probabilities below cover the answer only
-        "tokens": np.array(prompt + answer, dtype=np.int32),
-        "prompt_length": len(prompt),
-    }
-    if completion.logprobs is not None and len(completion.logprobs) == len(answer):
-        arrays["logprobs"] = np.array(completion.logprobs, dtype=np.float32)
+    arrays = tokens_of_turns([turn_tokens(completion.prompt_ids, completion.token_ids, completion.logprobs)]) or {}
+    arrays.pop("action_mask", None)  # the whole response was generated
     return arrays
 
 
@@ -209,12 +198,9 @@ def _is_start(completion: Completion, ids: list[int]) -> bool:
 
 
 def _turn(answer: _Answer | None) -> TurnTokens | None:
-    if answer is None or not answer.completion.prompt_ids or not answer.completion.token_ids:
+    if answer is None:
         return None
-    completion, logprobs = answer.completion, answer.completion.logprobs
-    prompt, sampled = completion.prompt_ids or [], completion.token_ids or []
-    is_whole = logprobs is not None and len(logprobs) == len(sampled)
-    return TurnTokens(prompt, sampled, logprobs if is_whole else None)
+    return turn_tokens(answer.completion.prompt_ids, answer.completion.token_ids, answer.completion.logprobs)
 
 
 def _reason(answers: list[_Answer | None], *, has_other_tools: bool) -> str:

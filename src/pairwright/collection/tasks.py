@@ -5,11 +5,12 @@ content. Duplicate ids are an error, since records of different tasks would be m
 """
 
 import csv
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pyarrow as pa
 
 from pairwright.config import CollectConfig
@@ -177,17 +178,11 @@ def _hf_rows(path: Path, split: str | None) -> Iterator[Json]:
         if split is not None and split not in dataset:
             raise ConfigError(f"{path}: no split {split!r}, there are {', '.join(dataset)}")
         dataset = dataset[split or next(iter(dataset))]
-    for batch in dataset.iter(_ROWS):  # a batch is a dict of columns
-        columns = list(batch)
-        yield from _plain(
-            [dict(zip(columns, row, strict=True)) for row in zip(*batch.values(), strict=True)], str(path)
-        )
+    yield from _plain(dataset, str(path))
 
 
-def _plain(rows: Sequence[Any], where: str) -> Iterator[Json]:
+def _plain(rows: Iterable[Any], where: str) -> Iterator[Json]:
     """Convert rows to JSON values: dates and similar values become text."""
-    import msgspec
-
     for row in rows:
         try:
             yield _row(msgspec.to_builtins(row), where)

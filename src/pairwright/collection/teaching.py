@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pairwright.collection.collecting import collect
 from pairwright.collection.run_failures import CollectError
-from pairwright.collection.runner import Collected, Watch, collect
+from pairwright.collection.runner import Collected, Watch
 from pairwright.collection.tasks import Task
 from pairwright.config import Config, PolicyConfig
 from pairwright.errors import ConfigError
@@ -65,7 +66,7 @@ def read_states(table: Table) -> States:
             continue
         for position in positions:
             states.num_decisions += 1
-            # the state is what the student saw: the prompt, and the completion up to this turn
+
             state = experience.prompt + experience.completion[:position]
             key = prompt_hash(state, experience.tools)
             if key not in states.decisions:

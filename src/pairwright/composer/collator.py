@@ -212,13 +212,11 @@ class ComposerDataCollator:
         # Without a hint the teacher gets the student's row, which is not in the loss.
         teachers = [sequence if item is None else item.teacher for sequence, item in zip(sequences, items, strict=True)]
         width = max(len(row) for row in (*sequences, *(teachers if has_hints else ())))
-        lengths = [len(row) for row in sequences]
+        pad, pad_id = partial(pad_rows, dtype="int64", length=width), self.config.pad_token_id
         batch = {
-            "input_ids": pad_rows(
-                [row.ids for row in sequences], self.config.pad_token_id, dtype="int64", length=width
-            ),
-            "attention_mask": make_attention_mask(lengths, width),
-            "response_mask": pad_rows([row.mask for row in sequences], 0, dtype="int64", length=width),
+            "input_ids": pad([row.ids for row in sequences], pad_id),
+            "attention_mask": make_attention_mask([len(row) for row in sequences], width),
+            "response_mask": pad([row.mask for row in sequences], 0),
         }
         if not has_hints:
             return batch
@@ -229,9 +227,7 @@ class ComposerDataCollator:
             row[index] = 1
         student_index, teacher_index = (pad_rows([pair[side] for pair in pairs], -1, dtype="int64") for side in (0, 1))
         return batch | {
-            "ctx_teacher_input_ids": pad_rows(
-                [row.ids for row in teachers], self.config.pad_token_id, dtype="int64", length=width
-            ),
+            "ctx_teacher_input_ids": pad([row.ids for row in teachers], pad_id),
             "ctx_teacher_attention_mask": make_attention_mask([len(row) for row in teachers], width),
             "sdpo_loss_mask": loss_mask,
             "student_response_idx": student_index,
@@ -277,12 +273,12 @@ class ComposerDataCollator:
             return {}
         batch: dict[str, Array] = {}
         width = max(len(side) for pair in encoded for side in (pair.chosen, pair.rejected))
+        pad = partial(pad_rows, dtype="int64", length=width)
         for name in ("chosen", "rejected"):
             sides = [getattr(pair, name) for pair in encoded]
-            ids = pad_rows([side.ids for side in sides], self.config.pad_token_id, dtype="int64", length=width)
-            batch[f"dpo_{name}_input_ids"] = ids
+            batch[f"dpo_{name}_input_ids"] = pad([side.ids for side in sides], self.config.pad_token_id)
             batch[f"dpo_{name}_attention_mask"] = make_attention_mask([len(side) for side in sides], width)
-            batch[f"dpo_{name}_response_mask"] = pad_rows([s.mask for s in sides], 0, dtype="int64", length=width)
+            batch[f"dpo_{name}_response_mask"] = pad([side.mask for side in sides], 0)
         return batch | {"dpo_trace_index": np.array(trace_index, np.int64)}
 
     def _count(self, channel: str, error: TokensError) -> None:

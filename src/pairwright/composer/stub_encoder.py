@@ -39,8 +39,6 @@ class TokenizerLike(Protocol):
 
 
 class StubEncoder:
-    """Encodes traces, hinted traces and pairs as sequences of texts."""
-
     def __init__(self, tokenizer: TokenizerLike) -> None:
         self._tokenizer = tokenizer
 

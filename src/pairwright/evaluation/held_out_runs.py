@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pairwright.collection.runner import Collected, Watch, Workflow, collect
+from pairwright.collection.collecting import collect
+from pairwright.collection.runner import Collected, Watch, Workflow
 from pairwright.config import Config
 from pairwright.errors import ConfigError
 from pairwright.evaluation.evaluation import Evaluation, evaluate, evaluate_settings

@@ -110,7 +110,6 @@ class Experiences:
 
 
 def empty_experiences(custom_fields: list[CustomField] | None = None) -> Experiences:
-    """Return an empty batch."""
     floats, masks = torch.empty(0), torch.empty(0, dtype=torch.bool)
     batch = Experiences(
         eids=[],

@@ -286,8 +286,6 @@ class Experience:
 
         return Experiences.gather_experiences(experiences, pad_token_id, custom_fields)
 
-    # Our records.
-
     def to_record(self) -> Record:
         """Convert to a record of the experience table (`pairwright.Experience`)."""
         self.check()
@@ -346,7 +344,6 @@ class Experience:
 
 
 def _from_fields(row: Json, arrays: dict[str, Array]) -> Experience:
-    """Build an experience from the metadata and the tensors of a payload."""
     modal = {name.removeprefix(MULTI_MODAL): to_torch(a) for name, a in arrays.items() if name.startswith(MULTI_MODAL)}
     values = {name: row[name] for name in PLAIN if row.get(name) is not None}
     if "tokens" not in arrays:

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from pairwright.records.messages import Json
+from pairwright.sources.fields import has, object_or_empty, texts_of
 
 _DONE = b"[DONE]"
 _FINAL = ("response.completed", "response.incomplete")
@@ -61,7 +62,7 @@ def final_response(data: bytes) -> Json | None:
     """Return the final response object of a stream of the Responses API; None if there is none."""
     for event in events(data):
         value = _event_object(event)
-        if value.get("type") in _FINAL and isinstance(value.get("response"), dict):
+        if value.get("type") in _FINAL and has(value, response=dict):
             response: Json = value["response"]
             return response
     return None
@@ -69,9 +70,8 @@ def final_response(data: bytes) -> Json | None:
 
 def _add(choice: Json, piece: Json) -> None:
     """Merge one chunk into a choice: texts and lists are appended, other values replaced."""
-    delta = piece.get("delta")
     message = choice["message"]
-    for key, value in (delta if isinstance(delta, dict) else {}).items():
+    for key, value in object_or_empty(piece.get("delta")).items():
         if key == "tool_calls":
             for call in value or ():
                 # pieces of several calls are interleaved: each names the index of its call
@@ -80,10 +80,9 @@ def _add(choice: Json, piece: Json) -> None:
             message[key] = message.get(key, "") + value
         elif value is not None:
             message[key] = value
-    logprobs = piece.get("logprobs")
     # token log-probabilities and ids come in pieces that belong to the text of the same chunk
-    if isinstance(logprobs, dict) and isinstance(logprobs.get("content"), list):
-        choice.setdefault("logprobs", {"content": []})["content"] += logprobs["content"]
+    if has(piece.get("logprobs"), content=list):
+        choice.setdefault("logprobs", {"content": []})["content"] += piece["logprobs"]["content"]
     if isinstance(piece.get("token_ids"), list):
         choice["token_ids"] = choice.get("token_ids", []) + piece["token_ids"]
     for key, value in piece.items():
@@ -95,19 +94,14 @@ def _add_call(calls: dict[int, Json], piece: Any) -> None:
     if not isinstance(piece, dict) or type(piece.get("index")) is not int:
         return
     call = calls.setdefault(piece["index"], {"type": "function", "function": {"name": "", "arguments": ""}})
-    function = piece.get("function")
-    for key, value in (function if isinstance(function, dict) else {}).items():
+    for key, value in object_or_empty(piece.get("function")).items():
         if isinstance(value, str):
-            # names and arguments also come in pieces
             call["function"][key] = call["function"].get(key, "") + value
-    for key in ("id", "type"):
-        if isinstance(piece.get(key), str):
-            call[key] = piece[key]
+    call |= texts_of(piece, "id", "type")
 
 
 def _event_object(event: bytes) -> Json:
     try:
-        value = msgspec.json.decode(event)
+        return object_or_empty(msgspec.json.decode(event))
     except (ValueError, RecursionError):
         return {}
-    return value if isinstance(value, dict) else {}

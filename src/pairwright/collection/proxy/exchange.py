@@ -7,7 +7,6 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import zstandard
@@ -20,7 +19,7 @@ from pairwright.errors import PairwrightError
 from pairwright.generate.template_variables import KEY
 from pairwright.records.experience import EID, Experience, Kind
 from pairwright.records.messages import Json, Message, prompt_hash
-from pairwright.sources.fields import index
+from pairwright.sources.fields import index, objects_in, text_or_none, value_at
 from pairwright.sources.rollouts.nemo_gym import prompt_of
 from pairwright.sources.shapes.chat_messages import messages_from_chat, tools_from_chat
 from pairwright.sources.shapes.responses import messages_from_items
@@ -107,14 +106,13 @@ class Exchanges:
         messages = tuple(messages_from_items(answer.get("output") or [], "output"))
         if not messages:
             raise NotRecorded("a response without output")
-        details = answer.get("incomplete_details")
-        is_cut = isinstance(details, dict) and details.get("reason") == "max_output_tokens"
+        is_cut = value_at(answer, "incomplete_details.reason") == "max_output_tokens"
         texts, logprobs = _text_logprobs(answer)
         completion = Completion(
             message=messages[-1],
             finish_reason="length" if is_cut else "stop",
-            model=answer.get("model") if isinstance(answer.get("model"), str) else None,
-            response_id=answer.get("id") if isinstance(answer.get("id"), str) else None,
+            model=text_or_none(answer.get("model")),
+            response_id=text_or_none(answer.get("id")),
             logprobs=logprobs,
             token_texts=texts,
         )
@@ -197,16 +195,9 @@ def decompress(data: bytes, encoding: str) -> bytes:
 
 def _text_logprobs(answer: Json) -> tuple[list[str] | None, list[float] | None]:
     """Token texts and log-probabilities of a response whose text is in one part."""
-    parts: list[Any] = [
-        part
-        for item in answer.get("output") or ()
-        if isinstance(item, dict) and isinstance(item.get("content"), list)
-        for part in item["content"]
-        if isinstance(part, dict) and part.get("type") == "output_text"
-    ]
-    if len(parts) != 1:
-        return None, None
-    return token_logprobs({"content": parts[0].get("logprobs")})
+    parts = [part for item in objects_in(answer.get("output")) for part in objects_in(item.get("content"))]
+    texts = [part for part in parts if part.get("type") == "output_text"]
+    return token_logprobs({"content": texts[0].get("logprobs")}) if len(texts) == 1 else (None, None)
 
 
 def _object(data: bytes, what: str) -> Json:

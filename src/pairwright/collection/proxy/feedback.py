@@ -69,7 +69,7 @@ class FeedbackLog:
     def add_reward(self, experience: Experience) -> Experience:
         """Return the experience with the reward of earlier feedback, if there is any."""
         response_id = experience.eid.suffix.rpartition("#")[0]
-        # the last feedback counts
+
         for item in reversed(self._by_response.get(response_id, ())):
             if item.covers(experience):
                 return _with(experience, item)
@@ -96,10 +96,7 @@ class FeedbackLog:
         return changed
 
     def _match_rows(self, lines: list[Feedback]) -> tuple[dict[str, Feedback], list[Feedback]]:
-        """Return the feedback for each row by uid, and feedback on responses that the table does not have.
-
-        Feedback by response id overrides feedback by session, and later feedback overrides earlier.
-        """
+        """Return the feedback for each row by uid, and feedback on responses that the table does not have."""
         given = pl.LazyFrame(
             [(number, item.response_id, item.choice, item.session) for number, item in enumerate(lines)],
             schema={"number": pl.Int64, "response": pl.String, "choice": pl.Int64, "session": pl.String},
@@ -119,6 +116,7 @@ class FeedbackLog:
             rows.filter(pl.col("reward").is_null()).join(given, on="session"),
             rows.join(given, on="response").filter(is_choice),
         )
+        # feedback by response id overrides feedback by session, and later feedback overrides earlier
         wanted = {
             uid: lines[number]
             for part in matches

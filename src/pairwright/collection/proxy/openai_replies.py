@@ -52,7 +52,6 @@ def chat_events(reply: Json, *, with_usage: bool) -> Iterator[bytes]:
 
 
 def response_reply(completion: Completion, request: Json, *, name: str, response_id: str) -> Json:
-    """Return the body of a response: reasoning, text and calls of a completion as output items."""
     message, is_cut = completion.message, completion.finish_reason == "length"
     status = "incomplete" if is_cut else "completed"
     output: list[Json] = []

@@ -53,8 +53,6 @@ _HOP = {
 
 @dataclass
 class Counts:
-    """Counters of the proxy."""
-
     requests: int = 0
     experiences: int = 0
     feedback: int = 0

@@ -35,9 +35,8 @@ _CLASSES = frozenset(
 
 
 def matches(value: Any) -> bool:
-    return has(value, content=list) and any(
-        has(step, class_=str) and step["class_"] in _CLASSES for step in value["content"]
-    )
+    steps = value["content"] if has(value, content=list) else []
+    return any(has(step, class_=str) and step["class_"] in _CLASSES for step in steps)
 
 
 def _take(row: Json) -> Iterator[Json]:

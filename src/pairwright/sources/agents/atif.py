@@ -60,7 +60,6 @@ def matches(value: Any) -> bool:
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield the experience of a trajectory, then those of its subagents."""
     trajectory = mapping(value, "trajectory")
     result, note = _result_beside(origin.path)
     agent = optional_mapping(trajectory.get("agent"), "agent")
@@ -95,19 +94,22 @@ def _experience(
         info["tokens_dropped"] = dropped
     if note is not None:
         info["result_json"] = note
-    components = _components(result)
+    verdict = object_or_empty(result.get("verifier_result"))
+    rewards = verdict.get("rewards", verdict.get("reward"))
     models = [agent.get("model_name"), *(item.get("model_name") for _, item in steps)]
+    name, task_id = identifier(result.get("task_name")), result.get("task_id")
+    task = json_text(task_id) if isinstance(task_id, dict) else identifier(task_id) or None
     # A subagent has the run of its parent, so that both can be found together.
     trial = identifier(result.get("trial_name")) or identifier((parent or trajectory).get("session_id"))
     return Parts(
         NAME,
         origin,
-        task=_task(result),
+        task=task if name is None else name,
         run=run_of(trial, origin.ordinal),
         step=step,
         messages=messages,
         tools=tools,
-        reward_components=components,
+        reward_components=rewards if isinstance(rewards, dict) else filled({"reward": rewards}),
         error_kind=_error_kind,
         errors=_exception(result, messages),
         info=info,
@@ -140,8 +142,7 @@ def _messages(step: Json, where: str) -> list[Message]:
     statuses = [text_at(call, "extra.invocation.status") for _, call in listed]
     failed = {call.id for call, status in zip(calls, statuses, strict=True) if status in _FAILED}
     found = optional_objects(observation.get("results"), f"{where}.observation.results")
-    entries = [_result(result, calls, failed, place) for place, result in found]
-    return [message, *entries]
+    return [message, *(_result(result, calls, failed, place) for place, result in found)]
 
 
 def _result(result: Json, calls: list[ToolCall], failed: set[str | None], where: str) -> Message:
@@ -158,7 +159,7 @@ def _result(result: Json, calls: list[ToolCall], failed: set[str | None], where:
     if not calls:
         return Message("user", content, extra=extra)
     call_id = optional_text(result.get("source_call_id"), f"{where}.source_call_id")
-    # With a single call, the result belongs to it.
+
     if call_id is None and len(calls) == 1:
         call_id = calls[0].id
     if call_id is not None and call_id in failed:
@@ -200,36 +201,19 @@ def _tokens(steps: list[Json]) -> tuple[Json | None, str | None]:
         turns.append(turn_tokens(*ids, metrics.get("logprobs")))
     if not recorded:
         return None, None
-    if any(turn is None for turn in turns):
+    if None in turns:
         return None, "not every step of the agent has valid token ids"
     arrays = tokens_of_turns(turns)
     return arrays, None if arrays is not None else "the prompt of a step does not continue the steps before it"
 
 
 def _info(trajectory: Json, agent: Json, result: Json, parent: Json | None) -> Json:
-    info: Json = {
-        "agent": filled({key: agent.get(key) for key in ("name", "version")}),
-        "trial_name": result.get("trial_name"),
-        "source": result.get("source"),
-        "parent_session_id": parent.get("session_id") if parent else None,
-    }
+    info: Json = {"agent": filled({key: agent.get(key) for key in ("name", "version")})}
+    info |= {key: result.get(key) for key in ("trial_name", "source")}
+    info["parent_session_id"] = parent.get("session_id") if parent else None
     for key in ("session_id", "trajectory_id", "notes", "continued_trajectory_ref", "extra"):
         info[key] = trajectory.get(key)
     return filled(info)
-
-
-def _task(result: Json) -> int | str | None:
-    name = identifier(result.get("task_name"))
-    task = result.get("task_id")
-    return name if name is not None else identifier(task) or (json_text(task) if isinstance(task, dict) else None)
-
-
-def _components(result: Json) -> Json:
-    verdict = result.get("verifier_result")
-    if not isinstance(verdict, dict):
-        return {}
-    rewards = verdict.get("rewards", verdict.get("reward"))
-    return rewards if isinstance(rewards, dict) else {} if rewards is None else {"reward": rewards}
 
 
 def _result_beside(path: Path) -> tuple[Json, str | None]:
@@ -251,16 +235,13 @@ def _result_beside(path: Path) -> tuple[Json, str | None]:
     return {}, None
 
 
-# Result files of Harbor, in the job folders next to the trajectories, which read their rewards from them.
-
-
 def matches_result(value: Any) -> bool:
     is_result = has(value, "trial_name", "task_name", "agent_info") or has(value, "n_total_trials", "stats")
     return is_result and "steps" not in value
 
 
 def read_result(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected | PartOfAnother]:
-    """Count the result of a job, or of a trial that has a trajectory; refuse a trial without a trajectory."""
+    """Count a result of Harbor, from which trajectories beside it read their rewards; refuse a trial without any."""
     folder = origin.path.parent
     trajectories = [*folder.glob("trajectory*.json"), *folder.glob("agent/trajectory*.json")]
     if "trial_name" in mapping(value, "result") and not trajectories:

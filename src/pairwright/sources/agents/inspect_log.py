@@ -53,6 +53,18 @@ from pairwright.sources.shapes.chat_messages import content_from_chat
 from pairwright.sources.shapes.read_call import read_call
 from pairwright.sources.shapes.read_each import read_each
 
+NAME = "inspect"
+_GRADES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
+_CUT_SHORT = ("max_tokens", "model_length")
+MAX_MEMBER_BYTES = 1 << 30
+MAX_HEADER_BYTES = 64 << 20  # the header has names, options and results, no samples
+MAX_RATIO = 250  # repetitive logs compress to 1/100; the limit of deflate is about 1/1000
+FREE_BYTES = 16 << 20  # always allowed: small members of one repeated line have a higher ratio
+_PIECE = 1 << 20
+_ZSTD = 93
+_DAMAGED = (zipfile.BadZipFile, zlib.error, zstandard.ZstdError, struct.error)
+# RuntimeError: an encrypted member; its subclasses NotImplementedError (unknown compression) and RecursionError.
+_UNREADABLE = (*_DAMAGED, EOFError, OSError, ValueError, RuntimeError)
 # Inspect error type -> failure kind; others are "tool_error".
 _KINDS = {"parsing": "invalid_arguments", "timeout": "timeout", "file_not_found": "file_not_found"}
 
@@ -64,8 +76,11 @@ def message_from_inspect(turn: Json, where: str) -> Message:
     extra: Json = {}
     reasoning = optional_text(turn.get("reasoning"), f"{where}.reasoning")  # in old logs
     if isinstance(content, list):
-        content, thoughts = _without_reasoning(content)
-        reasoning = "\n\n".join(thoughts) if thoughts else reasoning
+        parts = [part for part in content if part.get("type") == "reasoning"]
+        content = plain_content([part for part in content if part.get("type") != "reasoning"])
+        # Redacted reasoning is encrypted; only its summary is readable.
+        thoughts = [text_at(part, "summary" if part.get("redacted") is True else "reasoning") for part in parts]
+        reasoning = "\n\n".join(filter(None, thoughts)) or reasoning
     error = turn.get("error")
     if role == "tool" and isinstance(error, dict):
         extra["error"] = error.get("type") if isinstance(error.get("type"), str) else "unknown"
@@ -125,37 +140,15 @@ def tools_of_events(sample: Json, stored: Json) -> list[Json]:
         events = value_at(sample, "transcript.events")
     tools: dict[str, Json] = {}
     for event in objects_in(events):
+        choices = objects_in(value_at(event, "output.choices"))
+        answer = text_at(choices[0], "message.id") if choices else None
         # Skip requests of subagents and scorers, whose answers are not in the conversation.
-        if event.get("event") != "model" or (ids and _answer_id(event) not in ids):
+        if event.get("event") != "model" or (ids and answer not in ids):
             continue
         for tool in objects_in(event.get("tools")):
             if isinstance(tool.get("name"), str) and tool["name"] not in tools:
                 tools[tool["name"]] = resolve_references(tool, stored)
     return list(tools.values())
-
-
-def _answer_id(event: Json) -> str | None:
-    choices = objects_in(value_at(event, "output.choices"))
-    return text_at(choices[0], "message.id") if choices else None
-
-
-def _without_reasoning(parts: list[Json]) -> tuple[str | list[Json] | None, list[str]]:
-    """Split content parts into content and reasoning texts."""
-    thoughts = []
-    others = []
-    for part in parts:
-        if part.get("type") == "reasoning":
-            # Redacted reasoning is encrypted; only its summary is readable.
-            reasoning = part.get("summary") if part.get("redacted") is True else part.get("reasoning")
-            thoughts += [reasoning] if isinstance(reasoning, str) and reasoning else []
-        else:
-            others.append(part)
-    return plain_content(others), thoughts
-
-
-NAME = "inspect"
-_GRADES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
-_CUT_SHORT = ("max_tokens", "model_length")
 
 
 def matches(value: Any) -> bool:
@@ -165,7 +158,6 @@ def matches(value: Any) -> bool:
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield the experiences of a log or of a single sample."""
     log = mapping(value, "log")
     header = optional_mapping(log.get("eval"), "eval")
     if isinstance(log.get("problem"), str):  # an unreadable member of an .eval file
@@ -181,10 +173,16 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
 
 
 def _experience(sample: Json, header: Json, origin: Origin) -> Parts:
-    """Build the experience of one sample."""
-    stored = _stored_texts(sample)
+    # Deduplicated texts by reference.
+    stored: Json = {}
+    old = value_at(sample, "transcript.content")
+    for prefix, texts in (("tc://", old), ("attachment://", sample.get("attachments"))):
+        stored |= {prefix + key: item for key, item in object_or_empty(texts).items() if isinstance(item, str)}
     output = optional_mapping(sample.get("output"), "output")
-    reward, components = _reward(_scores(sample))
+    scores = _scores(sample)
+    grades = {key: grade for key, value in _values(scores).items() if (grade := _grade(value)) is not None}
+    # The reward is the first scorer's value; an object of several values has no default.
+    first = list(_values(dict(list(scores.items())[:1])))
     choices = list_or_empty(output.get("choices"))
     stop_reason = value_at(choices[0], "stop_reason") if choices else None
     return Parts(
@@ -194,24 +192,14 @@ def _experience(sample: Json, header: Json, origin: Origin) -> Parts:
         run=index(sample.get("epoch")),
         messages=_messages(sample, output, stored),
         tools=tools_of_events(sample, stored),
-        reward=reward,
-        reward_components=components,
+        reward=grades.get(first[0]) if len(first) == 1 else None,
+        reward_components=grades,
         error_kind=error_kind,
         info=_info(sample, header),
         metrics=_metrics(sample),
         model_version=text_at(header, "model") or text_at(output, "model"),
         truncate_status="response_truncated" if stop_reason in _CUT_SHORT else None,
     )
-
-
-def _stored_texts(sample: Json) -> Json:
-    """Return deduplicated texts of the sample, keyed by reference."""
-    stored: Json = {}
-    old = value_at(sample, "transcript.content")
-    for prefix, texts in (("tc://", old), ("attachment://", sample.get("attachments"))):
-        kept = object_or_empty(texts).items()
-        stored |= {prefix + key: item for key, item in kept if isinstance(item, str)}
-    return stored
 
 
 def _messages(sample: Json, output: Json, stored: Json) -> list[Message]:
@@ -231,14 +219,6 @@ def _scores(sample: Json) -> Json:
     if isinstance(sample.get("scores"), dict):
         return dict(sample["scores"])
     return {"score": sample["score"]} if isinstance(sample.get("score"), dict) else {}
-
-
-def _reward(scores: Json) -> tuple[float | None, Json]:
-    """Return the default reward, and all numeric scores."""
-    grades = {key: grade for key, value in _values(scores).items() if (grade := _grade(value)) is not None}
-    # The default is the first scorer's value; an object of several values has no default.
-    first = list(_values(dict(list(scores.items())[:1])))
-    return (grades.get(first[0]) if len(first) == 1 else None), grades
 
 
 def _values(scores: Json) -> Json:
@@ -281,38 +261,17 @@ def _metrics(sample: Json) -> Json:
     }
     entries = list(object_or_empty(sample.get("model_usage")).values())
     for key in ("input_tokens", "output_tokens"):
-        counts = [index(object_or_empty(entry).get(key)) or 0 for entry in entries]
-        if any(counts):
-            metrics[key] = sum(counts)
+        count = sum(index(object_or_empty(entry).get(key)) or 0 for entry in entries)
+        if count:
+            metrics[key] = count
     return metrics
 
 
-FORMAT = Format(NAME, "record", matches, read, "Inspect evaluation logs")
-
-
-# `.eval` files: a zip of `header.json` and `samples/<id>_epoch_<n>.json`, read one sample at a time.
-
-MAX_MEMBER_BYTES = 1 << 30
-MAX_HEADER_BYTES = 64 << 20  # the header has names, options and results, no samples
-MAX_RATIO = 250  # repetitive logs compress to 1/100; the limit of deflate is about 1/1000
-FREE_BYTES = 16 << 20  # always allowed: small members of one repeated line have a higher ratio
-_PIECE = 1 << 20
-_ZSTD = 93
-# RuntimeError: an encrypted member; its subclasses NotImplementedError (unknown compression) and RecursionError.
-_UNREADABLE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    zstandard.ZstdError,
-    struct.error,
-    EOFError,
-    OSError,
-    ValueError,
-    RuntimeError,
-)
-
-
 def read_eval(path: Path) -> Iterator[Json]:
-    """Yield `{"eval": eval header, "sample": sample}`; an unreadable sample is None, with a reason under "problem"."""
+    """Yield the samples of an .eval file, a zip of header.json and samples/<id>_epoch_<n>.json, one at a time.
+
+    Each is `{"eval": eval header, "sample": sample}`; an unreadable sample is None, with a reason under "problem".
+    """
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             yield from _samples(archive, file, path)
@@ -344,7 +303,6 @@ def _samples(archive: zipfile.ZipFile, file: IO[bytes], path: Path) -> Iterator[
 
 
 def _header(archive: zipfile.ZipFile, file: IO[bytes], path: Path) -> Json:
-    """Return the `eval` object of the header, which names task and model."""
     for name in ("header.json", "_journal/start.json"):
         member = archive.NameToInfo.get(name)
         if member is None:
@@ -353,8 +311,8 @@ def _header(archive: zipfile.ZipFile, file: IO[bytes], path: Path) -> Json:
             value = _value(_bytes(member, archive, file, MAX_HEADER_BYTES))
         except _UNREADABLE as error:
             raise SourceError(f"{path}: {name} cannot be read ({str(error) or type(error).__name__})") from None
-        header = value.get("eval") if isinstance(value, dict) else None
-        if isinstance(header, dict):
+        if has(value, eval=dict):
+            header: Json = value["eval"]
             return header
     raise SourceError(f"{path}: no header.json with an `eval`; expected a file that Inspect wrote")
 
@@ -393,3 +351,6 @@ def _value(data: bytes) -> Any:
         return msgspec.json.decode(data)
     except msgspec.MsgspecError:
         return json.loads(data)  # Inspect writes NaN and Infinity, which strict JSON decoders refuse
+
+
+FORMAT = Format(NAME, "record", matches, read, "Inspect evaluation logs")

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pairwright.records.messages import Json, Message, ToolCall
-from pairwright.sources.agents.openhands_events import Entry, condensed
+from pairwright.sources.agents.openhands import Entry, condensed
 from pairwright.sources.agents.openhands_rows import NAME, error_kind_of_text, fields_of_row
 from pairwright.sources.assemble import Parts, split_at_first_answer
 from pairwright.sources.fields import (
@@ -64,10 +64,6 @@ class Talk:
     def has_answer(self) -> bool:
         return any(entry.message.is_generated for entry in self.entries)
 
-    def add(self, event: Json, message: Message) -> None:
-        event_id = event.get("id")
-        self.entries.append(Entry(message, {event_id} if isinstance(event_id, int | str) else set()))
-
 
 def matches(value: Any) -> bool:
     if isinstance(value, dict):
@@ -76,7 +72,6 @@ def matches(value: Any) -> bool:
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield the experiences of a list of events, or of the rows of a file."""
     if isinstance(value, dict) or any(map(_is_event, items(value, "events")[:100])):
         yield from _read_row(value if isinstance(value, dict) else {"history": value}, origin)
         return
@@ -86,7 +81,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
         try:
             yield from _read_row(mapping(item, f"[{number}]"), inner)
         except ValueError as error:  # BadRecord or RecordError: refuse this row only
-            yield Rejected(origin.file, line, str(error), NAME)
+            yield inner.rejected(error, NAME)
 
 
 def _read_row(row: Json, origin: Origin) -> Iterator[Parts | Rejected]:
@@ -97,7 +92,7 @@ def _read_row(row: Json, origin: Origin) -> Iterator[Parts | Rejected]:
             # Without an answer since the last condensation there is nothing to train on.
             if talk.has_answer:
                 yield _experience(talk, row, origin, step)
-            # The forgotten events are replaced by the summary; the remaining messages become context.
+
             talk.entries = condensed(talk.entries, {**event, **optional_mapping(event.get("args"), "args")})
             step += 1
         else:
@@ -130,23 +125,27 @@ def _experience(talk: Talk, row: Json, origin: Origin, step: int) -> Parts:
 
 
 def _take(talk: Talk, event: Json, where: str) -> None:
-    """Add the message of one event."""
     action, observation = event.get("action"), event.get("observation")
     # Fields in `args` or `extras` override those of the event.
     fields = {**event, **optional_mapping(event.get("args", event.get("extras")), f"{where}.args")}
     kind = action if isinstance(action, str) else observation
     if not isinstance(kind, str) or kind in _SILENT:
         talk.others[kind if isinstance(kind, str) else "no kind"] += 1
-    elif isinstance(action, str):
+        return
+    if isinstance(action, str):
         message = _action(talk, action, event, fields, where)
-        if message is not None:
-            talk.add(event, message)
     else:
-        content = fields.get("content")
-        content = content if isinstance(content, str) else json_text(content)
-        call_id, extra = _answered(talk, event), _outcome(kind, fields)
+        content = json_text(fields.get("content"))
+        call_id = _answered(talk, event)
+        code = object_or_empty(fields.get("metadata")).get("exit_code", fields.get("exit_code"))
+        extra: Json = {"exit_code": code} if isinstance(code, int) and code != 0 else {}
+        if kind == "error":
+            extra["is_error"] = True
         # An observation without a call, made by the controller, is a user turn for the model.
-        talk.add(event, Message("user" if call_id is None else "tool", content, tool_call_id=call_id, extra=extra))
+        message = Message("user" if call_id is None else "tool", content, tool_call_id=call_id, extra=extra)
+    if message is not None:
+        event_id = event.get("id")
+        talk.entries.append(Entry(message, {event_id} if isinstance(event_id, int | str) else set()))
 
 
 def _action(talk: Talk, action: str, event: Json, fields: Json, where: str) -> Message | None:
@@ -192,12 +191,6 @@ def _answered(talk: Talk, event: Json) -> str | None:
         if calls and (cause is None or cause in list(entry.ids)):
             return calls[0].id
     return None
-
-
-def _outcome(kind: str, fields: Json) -> Json:
-    code = object_or_empty(fields.get("metadata")).get("exit_code", fields.get("exit_code"))
-    extra: Json = {"exit_code": code} if isinstance(code, int) and code != 0 else {}
-    return {**extra, "is_error": True} if kind == "error" else extra
 
 
 def _error_kind(position: int, message: Message) -> str | None:

@@ -42,22 +42,19 @@ _FAILURES = (
 )
 
 
-def is_row(value: Any) -> bool:
-    return has(value, "instance_id", messages=list) and ("resolved" in value or "test_result" in value)
+def matches(value: Any) -> bool:
+    is_row = has(value, "instance_id", messages=list) and ("resolved" in value or "test_result" in value)
+    return is_row or _is_log(value)
 
 
-def is_log(value: Any) -> bool:
+def _is_log(value: Any) -> bool:
     has_choices = has(value, messages=list) and has(value.get("response"), choices=list)
     return has_choices and ("latency_sec" in value or "cost" in value)
 
 
-def matches(value: Any) -> bool:
-    return is_row(value) or is_log(value)
-
-
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     row = mapping(value, "row")
-    if is_log(row):
+    if _is_log(row):
         yield from _choices(row, origin)
         return
     messages = messages_from_chat(row.get("messages"), "messages")
@@ -87,7 +84,6 @@ def fields_of_row(row: Json) -> Json:
 
 
 def error_kind_of_text(text: str) -> str | None:
-    """Return the failure kind indicated by the text of a tool result, or None."""
     text = text.removeprefix("OBSERVATION:\n").lstrip()
     for kind, start in _FAILURES:
         if start.match(text):
@@ -100,7 +96,6 @@ def error_kind_of_text(text: str) -> str | None:
 
 
 def _choices(log: Json, origin: Origin) -> Iterator[Parts | Rejected]:
-    """Yield one experience per choice of a request log."""
     prompt = messages_from_chat(log.get("messages"), "messages")
     tools = log.get("tools")
     if tools is None:  # older logs have them in the keyword arguments of the request
@@ -109,11 +104,16 @@ def _choices(log: Json, origin: Origin) -> Iterator[Parts | Rejected]:
     choices = response.get("choices")
     if not choices:
         raise BadRecord("response.choices: empty, so there is no completion")
+    usage = object_or_empty(response.get("usage"))
+    metrics: Json = {key: log[key] for key in ("cost", "latency_sec") if isinstance(log.get(key), int | float)}
+    metrics |= {key: usage[key] for key in ("prompt_tokens", "completion_tokens") if isinstance(usage.get(key), int)}
 
     def read_choice(choice: Json, number: int) -> Iterator[Parts]:
         answer = message_from_chat(choice.get("message"), "message")
         arrays, dropped = _tokens(response, choice)
         info: Json = {"timestamp": log["timestamp"]} if "timestamp" in log else {}
+        if dropped is not None:
+            info["tokens_dropped"] = dropped
         yield Parts(
             NAME,
             origin,
@@ -123,8 +123,8 @@ def _choices(log: Json, origin: Origin) -> Iterator[Parts | Rejected]:
             completion=[answer],
             tools=schemas,
             error_kind=_error_kind,
-            info=info if dropped is None else {**info, "tokens_dropped": dropped},
-            metrics=_metrics(log, response),
+            info=info,
+            metrics=metrics,
             model_version=text_at(response, "model"),
             truncate_status="response_truncated" if choice.get("finish_reason") == "length" else None,
             arrays=arrays,
@@ -142,14 +142,6 @@ def _tokens(response: Json, choice: Json) -> tuple[Json | None, str | None]:
     logprobs = [item.get("logprob") for item in content] if content else None
     arrays = tokens_of_turns([turn_tokens(response.get("prompt_token_ids"), ids, logprobs)])
     return arrays, None if arrays else "the ids of the prompt or of the answer are not usable"
-
-
-def _metrics(log: Json, response: Json) -> Json:
-    usage = object_or_empty(response.get("usage"))
-    metrics: Json = {key: log[key] for key in ("cost", "latency_sec") if isinstance(log.get(key), int | float)}
-    return metrics | {
-        key: usage[key] for key in ("prompt_tokens", "completion_tokens") if isinstance(usage.get(key), int)
-    }
 
 
 def _error_kind(position: int, message: Message) -> str | None:

@@ -35,6 +35,8 @@ from pairwright.sources.fields import (
     optional_objects,
     score,
     text_at,
+    text_or_none,
+    texts_of,
     value_at,
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
@@ -42,6 +44,10 @@ from pairwright.sources.shapes.chat_messages import message_from_chat
 from pairwright.sources.shapes.read_each import read_each
 from pairwright.sources.shapes.responses import messages_from_items
 
+NAME = "swe-agent"
+_REWARDS = ("resolved", "score", "reward")
+# File names that do not identify an instance.
+_NAMES_OF_NO_INSTANCE = ("", "traj", "trajectory", "trajectories", "output", "last_mini_run")
 # First line of an observation of mini-SWE-agent.
 _RETURN_CODE = re.compile(r"\s*<returncode>\s*(-?\d{1,12})\s*</returncode>")
 _KEPT = ("returncode", "exception_info", "interrupt_type")  # fields of the `extra` of a turn
@@ -49,16 +55,25 @@ _MINI_FAILURES = (
     ("timeout", re.compile(r"\s*(<exception>|The last command ).{0,2000}?timed out", re.DOTALL)),
     ("invalid_arguments", re.compile(r"\s*(Please always provide EXACTLY ONE action|Tool call error|Unknown tool)")),
 )
+_NOT_KEPT = ("thought", "message_type", "thinking_blocks", "tool_call_ids", "cache_control", "tags")
+# Start of failed observations, by kind; the first match wins.
+_FAILURES = (
+    ("tool_error", re.compile(r"\s*Your proposed edit has introduced new syntax error")),
+    ("invalid_arguments", re.compile(r"\s*Your (bash command contained syntax errors|output (could|was) not)")),
+    ("timeout", re.compile(r"\s*(The command .{0,500}? was cancelled because it took|EXECUTION TIMED OUT)", re.DOTALL)),
+    ("file_not_found", re.compile(r"\s*(File .{1,300}? not found|.{1,300}?: No such file or directory)")),
+    ("unknown_tool", re.compile(r".{1,200}?: command not found")),
+    ("exception", re.compile(r"\s*Traceback \(most recent call last\)")),
+)
 
 
 def is_mini(value: Any) -> bool:
     """Whether the value is a complete mini-SWE-agent file."""
     if not has(value, messages=list):
         return is_plain_list(value)
-    if has(value, trajectory_format=str) and value["trajectory_format"].startswith("mini-swe-agent"):
-        return True
     info = value.get("info")
-    return has(info, "exit_status") and ("submission" in info or "mini_version" in info)
+    has_info = has(info, "exit_status") and ("submission" in info or "mini_version" in info)
+    return has_info or str(value.get("trajectory_format")).startswith("mini-swe-agent")
 
 
 def is_plain_list(value: Any) -> bool:
@@ -69,7 +84,6 @@ def is_plain_list(value: Any) -> bool:
 
 
 def messages_of_mini(value: Any, where: str) -> list[Message]:
-    """Convert messages of any version of mini-SWE-agent."""
     messages: list[Message] = []
     for here, turn in objects(value, where):
         # Records how the run ended; never shown to the model.
@@ -104,22 +118,6 @@ def mini_error_kind(message: Message) -> str | None:
     return "nonzero_exit" if isinstance(code, int) and code != 0 else None
 
 
-NAME = "swe-agent"
-_REWARDS = ("resolved", "score", "reward")
-# File names that do not identify an instance.
-_NAMES_OF_NO_INSTANCE = ("", "traj", "trajectory", "trajectories", "output", "last_mini_run")
-_NOT_KEPT = ("thought", "message_type", "thinking_blocks", "tool_call_ids", "cache_control", "tags")
-# Start of failed observations, by kind; the first match wins.
-_FAILURES = (
-    ("tool_error", re.compile(r"\s*Your proposed edit has introduced new syntax error")),
-    ("invalid_arguments", re.compile(r"\s*Your (bash command contained syntax errors|output (could|was) not)")),
-    ("timeout", re.compile(r"\s*(The command .{0,500}? was cancelled because it took|EXECUTION TIMED OUT)", re.DOTALL)),
-    ("file_not_found", re.compile(r"\s*(File .{1,300}? not found|.{1,300}?: No such file or directory)")),
-    ("unknown_tool", re.compile(r".{1,200}?: command not found")),
-    ("exception", re.compile(r"\s*Traceback \(most recent call last\)")),
-)
-
-
 def matches(value: Any) -> bool:
     if not isinstance(value, list) or is_plain_list(value):
         return _is_traj(value) or is_mini(value)
@@ -129,7 +127,9 @@ def matches(value: Any) -> bool:
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     if not isinstance(value, list) or is_plain_list(value):
-        yield _experience(value, origin, _name_of(origin))
+        # "django__django-1.traj.json.gz" -> "django__django-1"
+        name = re.sub(r"(\.traj)?(\.jsonl?)?(\.gz|\.zst)?$", "", origin.path.name)
+        yield _experience(value, origin, None if name in _NAMES_OF_NO_INSTANCE else name)
         return
     if not value:
         raise BadRecord("file: an empty list")
@@ -139,7 +139,6 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
 
 
 def _experience(value: Any, origin: Origin, file_name: str | None) -> Parts:
-    """Build the experience of one trajectory of either program."""
     row: Json = {"messages": value} if isinstance(value, list) else mapping(value, "file")
     row_info = optional_mapping(row.get("info"), "info")
     info = {
@@ -153,11 +152,16 @@ def _experience(value: Any, origin: Origin, file_name: str | None) -> Parts:
     else:
         messages = messages_of_mini(row.get("messages"), "messages")
         model, kind_of = text_at(row_info, "config.model.model_name"), mini_error_kind
-    scores, fields = _scores(row, row_info)
+    fields: Json = {}  # fields that may hold scores; the last place counts
+    for place in (row.get("report"), row, row_info):
+        fields |= filled(object_or_empty(place))
+    scores = {name: value for name in _REWARDS if (value := score(fields.get(name))) is not None}
+    named = value_at(_replay(row), "problem_statement.id")
+    names = (row.get("instance_id"), row_info.get("instance_id"), named, file_name)
     return Parts(
         NAME,
         origin,
-        task=_task(row, row_info, file_name),
+        task=next((task for name in names if (task := identifier(name)) is not None), None),
         messages=messages,
         reward=next((scores[name] for name in _REWARDS if name in scores), None),
         reward_components=scores,
@@ -191,10 +195,8 @@ def _messages(row: Json, info: Json) -> list[Message]:
     outside = steps[last + 1 :]
     for step in outside:
         answer = step.get("response") or step.get("thought")
-        extra: Json = {"from_trajectory": True}
-        if isinstance(step.get("action"), str):
-            extra["action"] = step["action"]
-        messages.append(Message("assistant", answer if isinstance(answer, str) else None, generated=False, extra=extra))
+        extra = {"from_trajectory": True, **texts_of(step, "action")}
+        messages.append(Message("assistant", text_or_none(answer), generated=False, extra=extra))
         messages += _observation(step, messages[-1])
     if outside:
         info["steps_after_history"] = len(outside)
@@ -221,7 +223,6 @@ def _observation(step: Json, asked: Message) -> list[Message]:
 
 
 def _message(turn: Json, where: str) -> Message:
-    """Convert one history entry to a message."""
     plain = {key: item for key, item in turn.items() if key not in _NOT_KEPT}
     ids = turn.get("tool_call_ids")
     # SWE-agent lists the ids of all calls that a result answers; a message has one id.
@@ -254,26 +255,6 @@ def _replay(row: Json) -> Json:
     """Return the run configuration from an object or JSON text."""
     config = row.get("replay_config")
     return object_or_empty(canonical_arguments(config) if isinstance(config, str) else config)
-
-
-def _task(row: Json, info: Json, file_name: str | None) -> int | str | None:
-    named = value_at(_replay(row), "problem_statement.id")
-    names = (row.get("instance_id"), info.get("instance_id"), named, file_name)
-    return next((task for name in names if (task := identifier(name)) is not None), None)
-
-
-def _name_of(origin: Origin) -> str | None:
-    # "django__django-1.traj.json.gz" -> "django__django-1"
-    name = re.sub(r"(\.traj)?(\.jsonl?)?(\.gz|\.zst)?$", "", origin.path.name)
-    return None if name in _NAMES_OF_NO_INSTANCE else name
-
-
-def _scores(row: Json, info: Json) -> tuple[Json, Json]:
-    """Return the scores of a file, and fields that may hold other scores."""
-    fields: Json = {}
-    for place in (row.get("report"), row, info):
-        fields |= filled(object_or_empty(place))
-    return {name: value for name in _REWARDS if (value := score(fields.get(name))) is not None}, fields
 
 
 def _is_traj(value: Any) -> bool:

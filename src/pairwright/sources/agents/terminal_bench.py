@@ -23,7 +23,6 @@ from pairwright.sources.shapes.traces import run_of
 NAME = "terminal-bench"
 MAX_EPISODES = 10_000
 MAX_FILE_BYTES = 64 * 2**20
-_NO_FAILURE = frozenset({"unset", "none"})
 
 
 def matches(value: Any) -> bool:
@@ -31,13 +30,18 @@ def matches(value: Any) -> bool:
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield the experience of a trial."""
     result = mapping(value, "results")
     messages = _turns(origin.path.parent / "agent-logs")
     prompt, completion = split_at_first_answer(messages)
     if not completion:
         raise BadRecord("a trial whose agent logged no turns (agent-logs/episode-0): nothing but its result is known")
-    components = _components(result)
+    tests = object_or_empty(result.get("parser_results"))
+    resolved = score(result.get("is_resolved"))
+    components: Json = {} if resolved is None else {"is_resolved": result["is_resolved"]}
+    components |= {name: 1.0 if outcome == "passed" else 0.0 for name, outcome in tests.items()}
+    failure, errors = result.get("failure_mode"), []
+    if isinstance(failure, str) and failure not in ("unset", "none"):
+        errors.append(ErrorSite(len(messages) - 1, failure_kind(failure, "exception"), failure))
     yield Parts(
         NAME,
         origin,
@@ -45,9 +49,9 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
         run=run_of(identifier(result.get("trial_name")), origin.ordinal),
         prompt=prompt,
         completion=completion,
-        reward=score(components.get("is_resolved")),
+        reward=resolved,
         reward_components=components,
-        errors=_errors(result, messages),
+        errors=errors,
         info=texts_of(result, "trial_name", "failure_mode", "id"),
         metrics={key: result[key] for key in result if key.startswith("total_") and score(result[key]) is not None},
     )
@@ -80,19 +84,6 @@ def _text(path: Path) -> str | None:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BadRecord(f"{path.name}: cannot be read: {error}") from None
-
-
-def _components(result: Json) -> Json:
-    tests = object_or_empty(result.get("parser_results"))
-    components: Json = {"is_resolved": result["is_resolved"]} if score(result.get("is_resolved")) is not None else {}
-    return components | {name: 1.0 if outcome == "passed" else 0.0 for name, outcome in tests.items()}
-
-
-def _errors(result: Json, messages: list[Message]) -> list[ErrorSite]:
-    failure = result.get("failure_mode")
-    if not isinstance(failure, str) or failure in _NO_FAILURE:
-        return []
-    return [ErrorSite(index=len(messages) - 1, kind=failure_kind(failure, "exception"), text=failure)]
 
 
 FORMAT = Format(NAME, "record", matches, read, "Terminal-Bench trials")

@@ -21,7 +21,6 @@ _CHANGES = ("rewind_before_invocation_id", "compaction")
 
 
 def matches(value: Any) -> bool:
-    """Whether the value is a session: its events have an author and an invocation."""
     first = value["events"][:1] if has(value, "id", events=list) else []
     return any(has(event, author=str) and isinstance(field(event, "invocation_id"), str) for event in first)
 

@@ -35,24 +35,19 @@ def matches(value: Any) -> bool:
 
 
 def _take(row: Json) -> Iterator[Json]:
-    answer = row if is_response_object(row) else _answer(row) or {}
-    request: Json = _request(row, answer) or {}
-    if is_response_object(row):
-        stored = row.get("input", row.get("input_items"))
-        if stored is None:
-            raise BadRecord("a stored response without its input: fetch /input_items and put it under `input`")
-        request = {**row, "input": _listed(stored) if isinstance(stored, dict) else stored}
-    yield from records_of_call(request, answer)
-
-
-def _listed(page: Json) -> list[Any]:
-    """Return the only item of a page of /input_items; BadRecord for several, since their order is unknown."""
-    listed = items(page.get("data"), "input.data")
-    if len(listed) > 1 or page.get("has_more"):
-        raise BadRecord(
-            "input: a page of /input_items, in an order that is not known: put the items in order as a list"
-        )
-    return listed
+    if not is_response_object(row):
+        answer = _answer(row) or {}
+        yield from records_of_call(_request(row, answer) or {}, answer)
+        return
+    stored = row.get("input", row.get("input_items"))
+    if stored is None:
+        raise BadRecord("a stored response without its input: fetch /input_items and put it under `input`")
+    if isinstance(stored, dict):
+        page, stored = stored, items(stored.get("data"), "input.data")
+        if len(stored) > 1 or page.get("has_more"):
+            reason = "a page of /input_items, in an order that is not known: put the items in order as a list"
+            raise BadRecord(f"input: {reason}")
+    yield from records_of_call({**row, "input": stored}, row)
 
 
 def _answer(row: Json) -> Json | None:

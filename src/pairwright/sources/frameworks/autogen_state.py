@@ -27,7 +27,8 @@ _RESULTS = "FunctionExecutionResultMessage"
 
 
 def matches(value: Any) -> bool:
-    return any(any(map(_is_message, messages)) for messages in _histories(value).values())
+    kinds = {str(object_or_empty(one).get("type")) for messages in _histories(value).values() for one in messages}
+    return not kinds.isdisjoint((*_ROLES, _RESULTS))
 
 
 def _histories(value: Any) -> dict[str, list[Any]]:
@@ -37,18 +38,12 @@ def _histories(value: Any) -> dict[str, list[Any]]:
     histories = {"": listed} if isinstance(listed, list) else {}
     for name, member in object_or_empty(state.get("agent_states")).items():
         inner = object_or_empty(member)
-        histories |= {
-            str(name): one for one in _histories(inner.get("agent_state", inner.get("state", inner))).values()
-        }
+        for history in _histories(inner.get("agent_state", inner.get("state", inner))).values():
+            histories[str(name)] = history
     return histories
 
 
-def _is_message(message: Any) -> bool:
-    return object_or_empty(message).get("type") in (*_ROLES, _RESULTS)
-
-
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield the record of each agent."""
     for number, (name, listed) in enumerate(_histories(value).items()):
         try:
             messages = [turn for at, one in objects(listed, "") for turn in _turns(one, at)]
@@ -56,7 +51,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
                 raise BadRecord(NO_ANSWER)
             yield Parts(NAME, origin, name, messages=messages, step=number, info={"agent": name} if name else None)
         except BadRecord as error:
-            yield Rejected(origin.file, origin.line, f"agent {name!r}: {error}" if name else str(error), NAME)
+            yield origin.rejected(f"agent {name!r}: {error}" if name else error, NAME)
 
 
 def _turns(message: Json, where: str) -> Iterator[Message]:

@@ -87,7 +87,6 @@ def _answer(row: Json) -> Json:
 
 
 def _request_beside(origin: Origin, custom_id: str) -> Json:
-    """Return the request of a custom_id from the files in the folder of the results."""
     folder = origin.path.parent
     try:
         places = _index(str(folder), os.stat(folder).st_mtime_ns)
@@ -119,14 +118,16 @@ def _index_file(path: Path, index: Index) -> None:
     with path.open("rb") as file:
         offset = 0
         for line in iter(lambda: file.readline(_MAX_LINE), b""):
-            row = _decode(line)
+            try:
+                row = msgspec.json.decode(line)
+            except (ValueError, RecursionError):
+                row = None
             name = _name(row) if isinstance(row, dict) and _is_request(row) else None
             if name is not None:
-                known = index.get(name, (str(path), offset))
-                is_same = known is not None and (
-                    known == (str(path), offset) or _line_at(known).strip() == line.strip()
-                )
-                index[name] = known if is_same else None
+                place = (str(path), offset)
+                known = index.setdefault(name, place)
+                if known is not None and known != place and _line_at(known).strip() != line.strip():
+                    index[name] = None
             elif offset == 0:
                 return  # the first line identifies the kind of file
             offset += len(line)
@@ -136,13 +137,6 @@ def _line_at(place: tuple[str, int]) -> bytes:
     with open(place[0], "rb") as file:
         file.seek(place[1])
         return file.readline(_MAX_LINE)
-
-
-def _decode(line: bytes) -> Any:
-    try:
-        return msgspec.json.decode(line)
-    except (ValueError, RecursionError):
-        return None
 
 
 _SUMMARY = "Results of the batch APIs of OpenAI, Anthropic and Google"

@@ -25,7 +25,6 @@ def matches(value: Any) -> bool:
 
 
 def _take(row: Json) -> Iterator[Json]:
-    """Yield one record per output of a call."""
     kwargs = optional_mapping(row.get("kwargs"), "kwargs")
     if row.get("messages"):
         prompt = messages_from_chat(row["messages"], "messages")
@@ -56,11 +55,8 @@ def _answer(output: Any, where: str, is_text: bool) -> Message:
     if "text" not in fields and not fields.get("tool_calls"):
         raise BadRecord(f"{where}: an output with neither text nor calls")
     # Log-probabilities are logged without token ids, so they are not used.
-    keys = ("reasoning_content", "tool_calls")
-    return message_from_chat(
-        {"role": "assistant", "content": fields.get("text"), **{key: fields[key] for key in keys if fields.get(key)}},
-        where,
-    )
+    more = {key: fields[key] for key in ("reasoning_content", "tool_calls") if fields.get(key)}
+    return message_from_chat({"role": "assistant", "content": fields.get("text"), **more}, where)
 
 
 FORMAT = history_format(

@@ -16,36 +16,24 @@ import msgspec
 from pairwright.records.messages import Json
 from pairwright.sources.datasets.row_format import RowFormat
 from pairwright.sources.datasets.row_names import SYSTEMS, system_of
-from pairwright.sources.fields import BadRecord, filled, object_or_empty, score, text_or_none, value_at
+from pairwright.sources.fields import BadRecord, filled, has, object_or_empty, score, text_or_none, value_at
 from pairwright.sources.frameworks.api_logs import NAME
 from pairwright.sources.shapes.any_messages import answers, conversation, decode_json_text, tools_in
 from pairwright.sources.shapes.row_fields import reward_of
 
-
-class _Layout(msgspec.Struct, frozen=True):
-    """Fields that identify a log, and the paths of its parts."""
-
-    keys: frozenset[str]
-    request: str
-    answer: str
-    model: str
-
-
-_LAYOUTS = (
-    _Layout(frozenset({"request_body", "response_body"}), "request_body", "response_body", "request_model"),
-    _Layout(frozenset({"schemaType", "modelId"}), "input.inputBodyJson", "output.outputBodyJson", "modelId"),
-)
-_CONVERSE = _Layout(frozenset(), "", "output", "modelId")
+# Keys that identify a log -> paths of its request, answer and model
+_LAYOUTS = {
+    ("request_body", "response_body"): ("request_body", "response_body", "request_model"),
+    ("schemaType", "modelId"): ("input.inputBodyJson", "output.outputBodyJson", "modelId"),
+}
+_CONVERSE = ("", "output", "modelId")
 _FIELDS = "messages tools request_body response_body input output scores request_model modelId"
 
 
-def _layout_of(value: Any) -> _Layout | None:
-    if not isinstance(value, dict):
-        return None
-    output = value.get("output")
-    if isinstance(value.get("messages"), list) and isinstance(output, dict) and isinstance(output.get("message"), dict):
+def _layout_of(value: Any) -> tuple[str, str, str] | None:
+    if has(value, messages=list) and has(value.get("output"), message=dict):
         return _CONVERSE
-    return next((layout for layout in _LAYOUTS if layout.keys <= value.keys()), None)
+    return next((paths for keys, paths in _LAYOUTS.items() if has(value, *keys)), None)
 
 
 def matches(value: Any) -> bool:
@@ -53,21 +41,21 @@ def matches(value: Any) -> bool:
 
 
 def _take(row: Json) -> Iterator[Json]:
-    """Yield one record per choice of a logged call."""
     layout = _layout_of(row)
     if layout is None:
         raise BadRecord("neither a log of Helicone nor of Amazon Bedrock")
-    answer = decode_json_text(value_at(row, layout.answer))
-    request = decode_json_text(value_at(row, layout.request)) if layout.request else row
+    request_path, answer_path, model_path = layout
+    answer = decode_json_text(value_at(row, answer_path))
+    request = decode_json_text(value_at(row, request_path)) if request_path else row
     if request is None or answer is None:
-        missing = layout.request if request is None else layout.answer
+        missing = request_path if request is None else answer_path
         raise BadRecord(f"{missing}: not in the log, so the call failed or its body is stored elsewhere")
     fields: Json = request if isinstance(request, dict) else {}
     # `system_of` reads the system prompt in the forms of all APIs.
     bare = {key: item for key, item in fields.items() if key not in SYSTEMS} if fields else request
-    messages = conversation(bare, layout.request or "request", role="user")
+    messages = conversation(bare, request_path or "request", role="user")
     prompt = [*system_of(fields, messages), *messages]
-    alternatives = answers(answer, layout.answer)
+    alternatives = answers(answer, answer_path)
     if not prompt or not alternatives:
         raise BadRecord("a call without messages, or without an answer")
     reward, components = reward_of(row)
@@ -79,7 +67,7 @@ def _take(row: Json) -> Iterator[Json]:
             "tools": tools_in(request),
             "reward": msgspec.UNSET if reward is None else reward,
             "reward_components": scores or None,
-            "model_version": text_or_none(value_at(row, layout.model)),
+            "model_version": text_or_none(value_at(row, model_path)),
         }
 
 

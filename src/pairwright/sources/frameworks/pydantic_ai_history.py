@@ -36,7 +36,9 @@ _SILENT = ("instruction-digest", "instruction-baseline", "model-settings-delta")
 
 def matches(value: Any) -> bool:
     messages = history_in(value, _KEYS)[0]
-    return isinstance(messages, list) and bool(messages) and all(map(_is_message, messages))
+    if not isinstance(messages, list) or not messages:
+        return False
+    return all(has(message, parts=list) and message.get("kind") in ("request", "response") for message in messages)
 
 
 def _take(row: Json) -> Iterator[Json]:
@@ -63,10 +65,6 @@ def _take(row: Json) -> Iterator[Json]:
     )
 
 
-def _is_message(value: Any) -> bool:
-    return has(value, parts=list) and value.get("kind") in ("request", "response")
-
-
 def _request(part: Json, where: str) -> list[Message]:
     """Convert a part of a request to at most one message."""
     kind, content = part.get("part_kind"), part.get("content")
@@ -79,14 +77,14 @@ def _request(part: Json, where: str) -> list[Message]:
         return [
             Message(
                 "tool",
-                content if isinstance(content, str) else json_text(content),
+                json_text(content),
                 tool_call_id=optional_text(part.get("tool_call_id"), f"{where}.tool_call_id"),
                 name=optional_text(part.get("tool_name"), f"{where}.tool_name"),
                 extra={"is_error": True} if is_failed else {},
             )
         ]
     if kind in ("retry-prompt", "retry-feedback"):
-        return [Message("user", content if isinstance(content, str) else json_text(content))]
+        return [Message("user", json_text(content))]
     if kind in _SILENT:
         return []
     raise BadRecord(f"{where}: a part of unknown kind {kind!r} in a request")
@@ -101,7 +99,6 @@ def _user_content(content: Any, where: str) -> str | list[Json]:
 
 
 def _answer(parts: list[Json], where: str) -> Message:
-    """Convert the parts of a response to one message."""
     content: list[Json] = []
     thoughts: list[str] = []
     calls: list[ToolCall] = []

@@ -15,7 +15,7 @@ from typing import Any
 
 from pairwright.records.messages import TEXT, Json, Message
 from pairwright.sources.datasets.row_format import history
-from pairwright.sources.fields import BadRecord, items, mapping, plain_numbers, text
+from pairwright.sources.fields import BadRecord, has, items, mapping, object_or_empty, plain_numbers, text
 from pairwright.sources.rollouts.verifiers_results import tools_as_functions
 from pairwright.sources.shapes.anthropic import (
     is_anthropic_response,
@@ -34,7 +34,6 @@ _ELSEWHERE = ("previous_response_id", "conversation", "prompt")
 
 
 def is_answer(value: Any) -> bool:
-    """Whether the value is an answer of one of these APIs."""
     return isinstance(value, dict) and (isinstance(value.get("choices"), list) or request_field(value) is not None)
 
 
@@ -49,14 +48,17 @@ def request_field(answer: Any) -> str | None:
 
 def is_response_object(value: Any) -> bool:
     """Whether the value is an answer of the Responses API."""
-    return isinstance(value, dict) and value.get("object") == "response" and isinstance(value.get("output"), list)
+    return has(value, output=list) and value.get("object") == "response"
 
 
 def records_of_call(request: Json, answer: Json) -> Iterator[Json]:
     """Yield the records of a call, one per choice, as `RowFormat.take` does."""
     if is_response_object(answer):
         prompt, tools = _responses_request(request)
-        candidates = [(messages_from_items(answer["output"], "output"), _response_end(answer))]
+        completion = messages_from_items(answer["output"], "output")
+        if answer.get("status") in ("failed", "cancelled"):
+            raise BadRecord(f"the response has the status {answer['status']}")
+        candidates = [(completion, object_or_empty(answer.get("incomplete_details")).get("reason"))]
     elif is_anthropic_response(answer):
         prompt = messages_from_anthropic(request.get("system"), request.get("messages"), "messages")
         tools = tools_from_anthropic(request.get("tools"), "tools")
@@ -68,8 +70,11 @@ def records_of_call(request: Json, answer: Json) -> Iterator[Json]:
         turns = answers_from_genai(answer, "response")
         candidates = [(turn, turn[-1].extra.get("finish_reason") if turn else None) for turn in turns]
     else:
-        prompt, tools = _chat_request(request)
-        is_text = prompt[0].role == TEXT if prompt else False
+        if "messages" not in request and isinstance(request.get("prompt"), str):
+            prompt, tools = [Message(TEXT, request["prompt"])], []
+        else:
+            prompt, tools = messages_from_chat(request.get("messages"), "messages"), tools_of(request)
+        is_text = bool(prompt) and prompt[0].role == TEXT
         choices = items(answer.get("choices"), "choices")
         candidates = [_choice(choice, f"choices[{number}]", is_text) for number, choice in enumerate(choices)]
     if not candidates:
@@ -88,14 +93,7 @@ def records_of_call(request: Json, answer: Json) -> Iterator[Json]:
         )
 
 
-def _chat_request(request: Json) -> tuple[list[Message], list[Json]]:
-    if "messages" not in request and isinstance(request.get("prompt"), str):
-        return [Message(TEXT, request["prompt"])], []
-    return messages_from_chat(request.get("messages"), "messages"), tools_of(request)
-
-
 def _responses_request(request: Json) -> tuple[list[Message], list[Json]]:
-    """Return the prompt and the tools of a request to the Responses API."""
     for key in _ELSEWHERE:
         if request.get(key):
             raise BadRecord(f"{key}: the server holds a part of the prompt, which is not in the file")
@@ -118,17 +116,9 @@ def _check_roles(contents: Any) -> None:
 
 
 def _choice(value: Any, where: str, is_text: bool) -> tuple[list[Message], Any]:
-    """Return the completion of a choice and its finish reason."""
     choice = mapping(value, where)
     reason = choice.get("finish_reason")
     if is_text:
         return [Message(TEXT, text(choice.get("text"), f"{where}.text"), generated=True)], reason
     message = mapping(choice.get("message"), f"{where}.message")
     return [message_from_chat({"role": "assistant", **message}, f"{where}.message")], reason
-
-
-def _response_end(answer: Json) -> Any:
-    details = answer.get("incomplete_details")
-    if answer.get("status") in ("failed", "cancelled"):
-        raise BadRecord(f"the response has the status {answer['status']}")
-    return details.get("reason") if isinstance(details, dict) else None

@@ -13,7 +13,7 @@ from typing import Any
 
 from pairwright.records.messages import Message
 from pairwright.sources.assemble import NO_ANSWER, Parts
-from pairwright.sources.fields import BadRecord, items, mapping, object_or_empty, plain_numbers, text_at, value_at
+from pairwright.sources.fields import BadRecord, has, items, mapping, object_or_empty, plain_numbers, text_at, value_at
 from pairwright.sources.format import Format, Options, Origin
 from pairwright.sources.shapes.responses import messages_from_items
 
@@ -22,7 +22,7 @@ _APPROVALS = frozenset({"tool_approval_item", "mcp_approval_request_item", "mcp_
 
 
 def matches(value: Any) -> bool:
-    return isinstance(value, dict) and {"$schemaVersion", "original_input", "generated_items"} <= value.keys()
+    return has(value, "$schemaVersion", "original_input", "generated_items")
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts]:
@@ -37,17 +37,16 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts]:
     if not any(message.is_generated for message in completion):
         raise BadRecord(NO_ANSWER)
     agents = dict.fromkeys(name for item in generated if (name := text_at(item, "agent.name")) is not None)
-    info = {
-        "agents": list(agents),
-        "trace_id": value_at(state, "trace.id"),
-        "workflow": value_at(state, "trace.workflow_name"),
-    }
+    info = {"agents": list(agents), "trace_id": value_at(state, "trace.id")}
+    info["workflow"] = value_at(state, "trace.workflow_name")
+    if isinstance(given, str):
+        prompt = [Message("user", given)]
+    else:
+        prompt = messages_from_items(items(given, "original_input"), "original_input")
     yield Parts(
         NAME,
         origin,
-        prompt=[Message("user", given)]
-        if isinstance(given, str)
-        else messages_from_items(items(given, "original_input"), "original_input"),
+        prompt=prompt,
         completion=completion,
         info={key: item for key, item in info.items() if item},
         metrics=plain_numbers(object_or_empty(state.get("context")).get("usage")),

@@ -79,7 +79,6 @@ def _message(chat: Json, where: str, *, is_answer: bool = False) -> Message:
 
 
 def _failed_turns(messages: list[Message], failures: list[str]) -> list[ErrorSite]:
-    """Return the user turns in which the agent reports the failure of a step."""
     sites = []
     for index, message in enumerate(messages):
         failure = next((text for text in failures if text in message.text), None) if message.role == "user" else None

@@ -35,6 +35,7 @@ from pairwright.sources.fields import (
     json_text,
     kind_of,
     mapping,
+    object_or_empty,
     optional_mapping,
     score,
     small_fields,
@@ -78,7 +79,6 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
 def _experience(
     row: Json, origin: Origin, options: Options, *, metrics: Json | None = None, is_profile: bool = False
 ) -> Parts:
-    """Build the experience of one rollout row."""
     params = mapping(row.get(PARAMS), PARAMS)
     response = optional_mapping(row.get("response"), "response")
     output = _output(row, response, is_profile)
@@ -93,11 +93,12 @@ def _experience(
         info["metadata"] = metadata
     arrays = recorded_tokens(output, info) if output else None
     reward, components = _reward(row)
-    number = identifier(row.get("_ng_task_index"))
+    number, agent = identifier(row.get("_ng_task_index")), row.get("agent_ref")
+    name = text_or_none(agent.get("name") if isinstance(agent, dict) else agent)
     return Parts(
         NAME,
         origin,
-        task=None if number is None else json_text([_agent_name(row), number]),
+        task=None if number is None else json_text([name, number]),
         run=index(row.get("_ng_rollout_index")),
         batch=_batch(origin.file),
         prompt=prompt,
@@ -142,12 +143,10 @@ class _Params(dict[str, Any]):
 
 def _context_of_rollout(params: Json, response: Json) -> tuple[tuple[Message, ...], tuple[Json, ...]]:
     """Return prompt and tools, shared by the rollouts of a task if `decode` returned one object for them."""
-    # Instructions from the response may differ between rollouts, so such a prompt is not shared.
-    adds_instructions = not params.get("instructions") and response.get("instructions")
-    if adds_instructions or (not params.get("tools") and response.get("tools")):
+    # Instructions and tools of the response may differ between rollouts, so such a prompt is not shared.
+    is_own = any(not params.get(key) and response.get(key) for key in ("instructions", "tools"))
+    if is_own or not isinstance(params, _Params):
         return _read_context(params, response)
-    if not isinstance(params, _Params):
-        return _read_context(params, {})
     if params.context is None:
         params.context = _read_context(params, {})
     return params.context
@@ -177,33 +176,21 @@ def _decode_params(text: bytes) -> Any:
 def prompt_of(params: Json, response: Json) -> list[Message]:
     """Return the prompt messages: instructions as system messages, then the input."""
     messages_in = params.get("input")
-    if isinstance(messages_in, list):
-        prompt = messages_from_items(messages_in, "input")
-    elif isinstance(messages_in, str):
+    if isinstance(messages_in, str):
         prompt = [Message("user", messages_in)]
-    elif messages_in is None:
-        prompt = []
+    elif messages_in is None or isinstance(messages_in, list):
+        prompt = messages_from_items(messages_in or [], "input")
     else:
         raise BadRecord(f"input: expected text or a list of items, got {kind_of(messages_in)}")
-    if not prompt:
-        prompt = _stated_problem(params.get("metadata"))
+    if not prompt:  # agents with an empty input
+        metadata = object_or_empty(params.get("metadata"))
+        texts = [text for key in STATEMENTS if isinstance(text := metadata.get(key), str) and text.strip()]
+        prompt = [Message("user", text) for text in texts[:1]]
     instructions = params.get("instructions") or response.get("instructions")
     if instructions:
         leading = messages_from_items(instructions, "instructions") if isinstance(instructions, list) else None
         prompt[:0] = [Message("system", json_text(instructions))] if leading is None else leading
     return prompt
-
-
-def _stated_problem(metadata: Any) -> list[Message]:
-    """Return the problem statement of the metadata as a user turn, for agents with an empty input."""
-    texts = [metadata.get(key) for key in STATEMENTS] if isinstance(metadata, dict) else []
-    statement = next((text for text in texts if isinstance(text, str) and text.strip()), None)
-    return [] if statement is None else [Message("user", statement)]
-
-
-def _agent_name(row: Json) -> str | None:
-    agent = row.get("agent_ref")
-    return text_or_none(agent.get("name") if isinstance(agent, dict) else agent)
 
 
 @lru_cache(maxsize=64)
@@ -214,8 +201,7 @@ def _batch(file: str) -> str:
 def _reward(row: Json) -> tuple[float | None, Json | None]:
     """Return the reward and its components. A reward object is read as components."""
     value, components = row.get("reward"), row.get("reward_components")
-    if type(value) is float and components is None:  # fast path for the usual row
-        return value, None
+
     if isinstance(value, dict):
         components, value = {**value, **(components if isinstance(components, dict) else {})}, None
     if not isinstance(components, dict):

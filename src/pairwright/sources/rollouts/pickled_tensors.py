@@ -63,16 +63,10 @@ def read_storage(data: bytes) -> Storage:
 
 
 def view_storage(storage: Storage, offset: Any, size: Any, stride: Any, dtype: Any, budget: list[int]) -> Array:
-    """Copy the elements of a tensor from its storage.
+    """Copy the elements of a tensor from its storage; `dtype` is the name for an untyped one, such as `torch.uint16`.
 
-    Args:
-        storage: Elements.
-        offset: Position of the first element.
-        size: Length of each dimension.
-        stride: Elements between two neighbours, for each dimension.
-        dtype: Name of the dtype for an untyped storage, such as `torch.uint16`; else None.
-        budget: Bytes that may still be allocated; the copy is subtracted. A view may repeat elements (stride 0) and
-            share a storage, so that few bytes can describe large arrays.
+    The copy is subtracted from `budget`, the bytes that may still be allocated: a view may repeat elements (stride 0)
+    and share a storage, so that few bytes can describe large arrays.
     """
     name = storage.dtype or str(dtype).removeprefix("torch.")
     if name not in DTYPE_NAMES:

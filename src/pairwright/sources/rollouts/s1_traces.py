@@ -30,6 +30,7 @@ from pairwright.sources.datasets.preference_rows import (
 from pairwright.sources.fields import (
     BadRecord,
     filled_text,
+    has,
     identifier,
     items,
     json_text,
@@ -58,19 +59,14 @@ _READ = frozenset({"turns", "dpo_pairs", "final_reward", "tools"})
 
 
 def matches(value: Any) -> bool:
-    if not isinstance(value, dict):
-        return False
-    if value.keys() >= _PAIR:
-        return True
-    if not isinstance(value.get("turns"), list) or "trace_id" not in value:
-        return False
-    return "final_reward" in value or isinstance(value.get("dpo_pairs"), list)
+    is_trace = has(value, "trace_id", turns=list) and ("final_reward" in value or has(value, dpo_pairs=list))
+    return is_trace or has(value, *_PAIR)
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the experience of the turns, then the preferences; unreadable ones are Rejected."""
     row = mapping(value, "trace")
-    if row.keys() >= _PAIR:
+    if has(row, *_PAIR):
         yield preference_of_row(NAME, origin, row, read_pair(row, "pair", []), small_fields(row, _PAIR_READ))
         return
     tools, info = tools_of(row), small_fields(row, _READ)
@@ -127,7 +123,7 @@ def read_turns(turns: list[Any]) -> tuple[list[Message], list[ErrorSite], int]:
             num_empty += 1
             continue
         call = waiting.pop(0) if is_result and waiting else None
-        # A result may have the id of its call.
+
         call_id = optional_text(turn.get("tool_call_id"), f"{where}.tool_call_id") or (call.id if call else None)
         messages.append(
             Message(

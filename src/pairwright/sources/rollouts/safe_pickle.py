@@ -272,7 +272,10 @@ def _plain(value: Any, depth: int, budget: list[int]) -> Any:
     if value is None or type(value) in (str, int, float, bool, bytes):
         return value
     if isinstance(value, dict):
-        return {_key(key): _plain(item, depth + 1, budget) for key, item in value.items()}
+        wrong = next((key for key in value if not (key is None or type(key) in (str, int, float, bool))), None)
+        if wrong is not None:
+            raise CorruptBytes(f"pickle: a dict with a key of type {type(wrong).__name__}")
+        return {key: _plain(item, depth + 1, budget) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_plain(item, depth + 1, budget) for item in value]
     if isinstance(value, Held):
@@ -287,9 +290,3 @@ def _plain(value: Any, depth: int, budget: list[int]) -> Any:
     if isinstance(value, Foreign) or (isinstance(value, type) and issubclass(value, Foreign)):
         raise UnsafeBytes(f"pickle: asks for {value.name}, but only plain values are read")
     raise UnsafeBytes(f"pickle: holds a {type(value).__name__}, which is not a plain value")
-
-
-def _key(key: Any) -> Any:
-    if key is None or type(key) in (str, int, float, bool):
-        return key
-    raise CorruptBytes(f"pickle: a dict with a key of type {type(key).__name__}")

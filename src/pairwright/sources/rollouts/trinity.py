@@ -50,6 +50,9 @@ from pairwright.sources.shapes.chat_messages import messages_from_chat, tools_fr
 from pairwright.sources.shapes.row_fields import reward_of, task_of, tools_of
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
+NAME = "trinity"
+_KINDS = ("single_turn", "multi_turn", "dpo")
+_READ = frozenset({"system", "prompt", "chosen", "rejected", "tools", *SCORES})
 _Built = TypeVar("_Built")
 MAGIC = b"TRXP"
 VERSION = 1
@@ -188,11 +191,7 @@ def experience_from_fields(row: Json, arrays: dict[str, Array]) -> Experience:
 
 
 def _preference(row: Json, arrays: dict[str, Array], common: Json) -> Experience:
-    """Build a preference: the shared prompt, and each side with its tokens.
-
-    A side without messages becomes one message of its token ids. Per-token arrays are dropped, since they are not
-    assigned to a side.
-    """
+    """Build a preference: the shared prompt, and each side with its tokens."""
     prompt: list[Message] = []
     chosen: list[Message] = []
     rejected: list[Message] = []
@@ -256,7 +255,6 @@ def _rows(loaded: Loaded) -> list[Any]:
 
 
 def _tensors(data: bytes) -> dict[str, Array | CorruptBytes]:
-    """Decode the tensors by name; an unreadable tensor maps to its error."""
     try:
         stored = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
     except safetensors.SafetensorError as error:
@@ -310,13 +308,6 @@ def _custom_fields(value: Any) -> tuple[CustomField, ...]:
     return tuple(fields)
 
 
-# JSON Lines: experiences from `to_dict`, conversations for SFT, unjudged answers, and plaintext for DPO.
-
-NAME = "trinity"
-_KINDS = ("single_turn", "multi_turn", "dpo")
-_READ = frozenset({"system", "prompt", "chosen", "rejected", "tools", *SCORES})
-
-
 def matches(value: Any) -> bool:
     if not isinstance(value, dict):
         return False
@@ -332,37 +323,28 @@ def matches(value: Any) -> bool:
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Experience | Rejected]:
     row = mapping(value, "row")
     if "eid" in row:
-        yield _from_dict(row, origin)
+        if row.get("type") == "dpo" and not (row.get("chosen_messages") and row.get("rejected_messages")):
+            raise BadRecord(
+                "a dpo experience without chosen_messages and rejected_messages: its answers were only tokens"
+            )
+        # The record keeps its id; only its source is replaced.
+        source = Source(origin.file, origin.line, NAME)
+        yield msgspec.structs.replace(experience_from_fields(row, {}), source=source)
     elif is_preference_row(row):
         yield _plaintext(row, origin)
     elif "messages" in row:
-        yield _conversation(row, origin)
+        reward, components = reward_of(row)
+        yield Parts(
+            NAME,
+            origin,
+            task=task_of(row),
+            messages=messages_from_chat(json_value(row["messages"], "messages"), "messages"),
+            tools=tools_of(row),
+            reward=reward,
+            reward_components=components,
+        )
     else:
         yield from _read_unjudged(row, origin)
-
-
-def _from_dict(row: Json, origin: Origin) -> Experience:
-    if row.get("type") == "dpo" and not (row.get("chosen_messages") and row.get("rejected_messages")):
-        raise BadRecord("a dpo experience without chosen_messages and rejected_messages: its answers were only tokens")
-    # The record keeps its id; only its source is replaced.
-    return msgspec.structs.replace(
-        experience_from_fields(row, {}),
-        source=Source(origin.file, origin.line, NAME),
-    )
-
-
-def _conversation(row: Json, origin: Origin) -> Parts:
-    """Build the experience of a conversation row."""
-    reward, components = reward_of(row)
-    return Parts(
-        NAME,
-        origin,
-        task=task_of(row),
-        messages=messages_from_chat(json_value(row["messages"], "messages"), "messages"),
-        tools=tools_of(row),
-        reward=reward,
-        reward_components=components,
-    )
 
 
 def _plaintext(row: Json, origin: Origin) -> Parts:
@@ -378,7 +360,6 @@ def _plaintext(row: Json, origin: Origin) -> Parts:
 
 
 def _read_unjudged(row: Json, origin: Origin) -> Iterator[Parts | Rejected]:
-    """Yield one unscored experience per answer, in numeric order."""
     prompt = [Message("user", text(row.get("prompt"), "prompt"))]
     number = 1
     # answer1, answer2, ... up to the first missing number

@@ -18,7 +18,7 @@ import msgspec
 from pairwright.errors import CodecError, RecordError
 from pairwright.records.experience import EID, Experience, Source
 from pairwright.records.messages import Json
-from pairwright.sources.fields import BadRecord, index
+from pairwright.sources.fields import BadRecord, index, text_at
 from pairwright.sources.format import Rejected
 from pairwright.sources.rollouts.trinity import NAME, read_payload
 from pairwright.sources.tables import open_database, quoted
@@ -33,7 +33,6 @@ _COLUMNS = ("task_id", "run_id", "msg_id", "model_version", "reward")
 
 
 def is_trinity_buffer(path: Path) -> bool:
-    """Whether an SQLite file has a table of Trinity's payloads."""
     try:
         with closing(open_database(path)) as database:
             return any(_BYTES in columns for columns in _tables(database).values())
@@ -68,16 +67,12 @@ def _read_table(
     columns = [column for column in _COLUMNS if column in tables.get(meta, ())]
     chosen = "".join(f", m.{column}" for column in columns)
     join = f"LEFT JOIN {quoted(meta)} AS m ON m.id = b.id" if columns else ""
-    query = (
-        f"SELECT b.id AS id, length(b.{_BYTES}) AS size, b.{_BYTES} AS payload{chosen} FROM {quoted(name)} AS b {join}"
-    )
+    query = f"SELECT b.id AS id, b.{_BYTES} AS payload{chosen} FROM {quoted(name)} AS b {join}"
     for row in database.execute(f"{query} WHERE length(b.{_BYTES}) <= {_MAX_BYTES} ORDER BY b.id"):
-        where = f"{name}, row {row['id']}"
         try:
-            fields = {column: row[column] for column in columns}
-            yield _experience(row["payload"], fields, str(path))
+            yield _experience(row["payload"], {column: row[column] for column in columns}, str(path))
         except (BadRecord, CodecError, RecordError) as error:
-            yield Rejected(str(path), None, f"{where}: {error}", NAME)
+            yield Rejected(str(path), None, f"{name}, row {row['id']}: {error}", NAME)
     query = f"SELECT id FROM {quoted(name)} WHERE {_BYTES} IS NULL OR length({_BYTES}) > {_MAX_BYTES}"
     for row in database.execute(query):
         yield Rejected(str(path), None, f"{name}, row {row['id']}: no payload of at most {_MAX_BYTES:,} bytes", NAME)
@@ -96,15 +91,9 @@ def _experience(payload: Any, fields: Json, file: str) -> Experience:
     record = records[0]
     if not isinstance(record, Experience):
         raise BadRecord(record.reason)
-    eid = record.eid
-    task, run, suffix = fields.get("task_id"), index(fields.get("run_id")), fields.get("msg_id")
-    eid = EID(
-        eid.batch,
-        task if isinstance(task, str) and task else eid.task,
-        eid.run if run is None else run,
-        eid.step,
-        suffix if isinstance(suffix, str) and suffix else eid.suffix,
-    )
+    eid, run = record.eid, index(fields.get("run_id"))
+    task, suffix = text_at(fields, "task_id") or eid.task, text_at(fields, "msg_id") or eid.suffix
+    eid = EID(eid.batch, task, eid.run if run is None else run, eid.step, suffix)
     changes: Json = {"source": Source(file, None, NAME), "eid": eid}
     if "reward" in fields:
         changes["reward"] = fields["reward"]

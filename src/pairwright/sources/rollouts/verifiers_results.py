@@ -43,7 +43,6 @@ _NO_METRICS = frozenset({"id", "example_id", "reward", "advantage", "generation_
 
 
 def matches(value: Any) -> bool:
-    """Whether a row has messages, a reward, and fields specific to verifiers."""
     if not has(value, "prompt", "completion", "reward"):
         return False
     if isinstance(value["prompt"], str) and isinstance(value["completion"], str):
@@ -68,13 +67,14 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     if not completion:
         raise BadRecord("completion: no message that the model wrote")
     # Some environments begin the completion with the model's input: the prompt repeated, or its continuation.
-    if [(message.role, message.content) for message in added] != [
-        (message.role, message.content) for message in prompt
-    ]:
+    starts = [[(message.role, message.content) for message in side] for side in (prompt, added)]
+    if starts[0] != starts[1]:
         prompt = [*prompt, *added]
     steps = [optional_mapping(step, "trajectory[]") for step in optional_items(row.get("trajectory"), "trajectory")]
     completion = _add_step_rewards(steps, completion)
     details = {**small_fields(row, _READ), **{key: item for key, item in info.items() if key != "oai_tools"}}
+    beside = {key: item for key, item in row.items() if type(item) is float and key not in _NO_METRICS}
+    metrics = {**beside, **optional_mapping(row.get("metrics"), "metrics")}
     example = identifier(row.get("example_id"))
     name = text_or_none(row.get("task"))
     yield Parts(
@@ -86,7 +86,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
         completion=completion,
         tools=tools,
         reward=score(row.get("reward")),
-        reward_components=_metrics(row),
+        reward_components={key: item for key, item in metrics.items() if score(item) is not None},
         metrics={"advantage": row["advantage"]} if score(row.get("advantage")) is not None else {},
         truncate_status="response_truncated" if row.get("is_truncated") is True else None,
         arrays=_arrays(steps, completion, details),
@@ -126,13 +126,6 @@ def _messages(value: Any, where: str, is_text: bool) -> list[Message]:
         return [Message("text" if is_text else "user", value, generated=True if where == "completion" else None)]
     places = [(item, f"{where}[{number}]") for number, item in enumerate(items(value, where))]
     return [message_from_chat(chat_with_calls(item, place), place) for item, place in places]
-
-
-def _metrics(row: Json) -> Json:
-    """Return the named scores of a row."""
-    metrics = optional_mapping(row.get("metrics"), "metrics")
-    beside = {key: item for key, item in row.items() if type(item) is float and key not in _NO_METRICS}
-    return {key: item for key, item in {**beside, **metrics}.items() if score(item) is not None}
 
 
 def _add_step_rewards(steps: list[Json], completion: list[Message]) -> list[Message]:

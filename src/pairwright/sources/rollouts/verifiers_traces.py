@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pairwright.records.messages import Json, Message
+from pairwright.records.messages import Json
 from pairwright.sources.assemble import Parts, split_at_answer
 from pairwright.sources.fields import (
     BadRecord,
@@ -75,7 +75,13 @@ def _read_trace(
     trace: Json, origin: Origin, options: Options, episode: Json, *, has_peers: bool
 ) -> Iterator[Parts | Rejected]:
     nodes = [node for _, node in objects(trace.get("nodes"), "nodes")]
-    messages = [_message(node, f"nodes[{number}]") for number, node in enumerate(nodes)]
+    messages = []
+    for number, node in enumerate(nodes):
+        where = f"nodes[{number}].message"
+        chat = chat_with_calls(node.get("message"), where)
+        # The role is not enough: a harness may put an assistant turn into the prompt.
+        is_context = chat.get("role") == "assistant" and node.get("sampled") is not True
+        messages.append(message_from_chat(chat, where, generated=False if is_context else None))
     if not any(message.is_generated for message in messages):
         raise BadRecord(f"nodes: no message that the model wrote; {_errors_of(trace)}")
     agent = optional_mapping(trace.get("agent"), "agent")
@@ -121,13 +127,6 @@ def _is_trace(value: Any) -> bool:
     return has(value, "task", nodes=list) and all(has(node, message=dict) for node in value["nodes"])
 
 
-def _message(node: Json, where: str) -> Message:
-    chat = chat_with_calls(node.get("message"), f"{where}.message")
-    # The role is not enough: a harness may put an assistant turn into the prompt.
-    is_context = chat.get("role") == "assistant" and node.get("sampled") is not True
-    return message_from_chat(chat, f"{where}.message", generated=False if is_context else None)
-
-
 def _paths(nodes: list[Json]) -> tuple[list[list[int]], int]:
     """Return the node numbers from root to leaf for the first leaves, and the number of all leaves."""
     parents: list[int | None] = [node.get("parent") for node in nodes]
@@ -154,7 +153,6 @@ def _task(trace: Json, agent: Json) -> int | str | None:
 
 
 def _rewards(trace: Json) -> tuple[float | None, Json, Json]:
-    """Return the reward, the scores by name, and the metrics."""
     scores: Json = {}
     total: float | None = None
     for name, item in optional_mapping(trace.get("rewards"), "rewards").items():
@@ -165,10 +163,7 @@ def _rewards(trace: Json) -> tuple[float | None, Json, Json]:
             total = (total or 0.0) + scores[name] * weight
     metrics = filled(optional_mapping(trace.get("metrics"), "metrics"))
     # A null score was never computed, so the sum of the others is not the reward.
-    if None in scores.values():
-        total = None
-    components = filled(scores)
-    return total, components, metrics
+    return None if None in scores.values() else total, filled(scores), metrics
 
 
 def _arrays(nodes: list[Json], is_shared: list[bool], info: Json) -> Json | None:
@@ -214,7 +209,6 @@ def _are_numbers(value: Any) -> bool:
 
 
 def _errors_of(row: Json) -> str:
-    """Return the error text of a failed run."""
     errors = objects_in(row.get("errors"))
     last = errors[-1] if errors else {}
     return f"it ended with {last.get('type')}: {str(last.get('message'))[:200]}" if last else "it names no error"

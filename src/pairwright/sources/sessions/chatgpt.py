@@ -15,7 +15,7 @@ from typing import Any
 
 from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts
-from pairwright.sources.fields import has, identifier, items, mapping, optional_text, text, text_at, value_at
+from pairwright.sources.fields import has, identifier, items, mapping, objects, optional_text, text, text_at, value_at
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.anthropic import (
     assistant_from_blocks,
@@ -34,7 +34,6 @@ def matches(value: Any) -> bool:
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield the experiences of one conversation."""
     record = mapping(value, "conversation")
     session = Session(NAME, identifier(record.get("conversation_id")) or identifier(record.get("id")))
     session.note(record, "title")
@@ -64,8 +63,8 @@ def _messages(message: Json, key: str, blocks: list[Json], call_id: str | None, 
     role, recipient = text(author.get("role"), "author.role"), message.get("recipient", "all")
     content = mapping(message.get("content"), "content")
     if content.get("content_type") == "thoughts":
-        for thought in items(content.get("thoughts", []), "thoughts"):
-            blocks.append(thought_block(text(mapping(thought, "thoughts").get("content"), "thoughts")))
+        for _, thought in objects(content.get("thoughts", []), "thoughts"):
+            blocks.append(thought_block(text(thought.get("content"), "thoughts")))
         return []
     parts = _parts(content)
     is_hidden = value_at(message, "metadata.is_visually_hidden_from_conversation") is True
@@ -93,11 +92,10 @@ def _parts(content: Json) -> list[Json]:
     for part in items(content.get("parts", []), "content.parts"):
         if isinstance(part, str):
             parts += [text_block(part)] if part else []
+        elif has(part, text=str):
+            parts.append(text_block(part["text"]))
         elif isinstance(part, dict):
-            inner = part.get("text")
-            parts.append(
-                text_block(inner) if isinstance(inner, str) else {"type": str(part.get("content_type")), **part}
-            )
+            parts.append({"type": str(part.get("content_type")), **part})
     if len(parts) > 1 and all(part["type"] == "text" for part in parts):
         return [text_block("\n".join(part["text"] for part in parts))]
     return parts

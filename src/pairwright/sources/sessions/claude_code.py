@@ -26,10 +26,10 @@ from pairwright.sources.fields import (
     index,
     items,
     mapping,
-    object_or_empty,
     optional_text,
     text,
     text_or_none,
+    value_at,
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.identity import session_run, session_task
@@ -54,7 +54,13 @@ def matches(value: Any) -> bool:
     """Whether a line is a message of Claude Code, and no line is a call exported by other tools (session_lines.py)."""
     if not isinstance(value, list) or any(has(line) and line.get("type") == "tool" for line in value):
         return False
-    return any(map(_is_message_line, value))
+    return any(
+        has(line, uuid=str, message=dict)
+        and line.get("type") in ("user", "assistant")
+        and "parts" not in line["message"]
+        and ("sessionId" in line or "parentUuid" in line)
+        for line in value
+    )
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
@@ -71,7 +77,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
             line = _read_line(item, number, places.keys() - refused if refused else places)
         except (BadRecord, RecordError) as error:
             is_session = True
-            yield _rejected(origin, number, str(error), item)
+            yield origin.at(number, 0).rejected(error, NAME, raw_text(item))
             if not isinstance(item, dict):
                 continue
             line = _line(item, number)  # still links its children to its parent
@@ -88,9 +94,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
         if line.uuid is not None:
             places.setdefault(line.uuid, len(lines))
         lines.append(line)
-    file_info: Json = {"other_lines": dict(others)} if others else {}
-    if summaries:
-        file_info["summaries"] = summaries
+    file_info: Json = {key: value for key, value in (("other_lines", dict(others)), ("summaries", summaries)) if value}
     steps: Counter[Any] = Counter()  # session -> number of conversations so far
     tasks: dict[Any, int | str | None] = {}  # by session
     for root in roots_of(lines, places):
@@ -113,7 +117,8 @@ def _experiences(
     for run, branch in enumerate(branches_of(root)):
         last = branch[-1].lines[-1]
         if run >= MAX_BRANCHES:
-            yield _rejected(origin, last.number, f"more than {MAX_BRANCHES} branches from line {first.number}")
+            reason = f"more than {MAX_BRANCHES} branches from line {first.number}"
+            yield origin.at(last.number, 0).rejected(reason, NAME)
             continue
         # Turns that only this branch has; they provide its line, usage and model.
         own = [turn for turn in branch if turn not in known]
@@ -133,6 +138,10 @@ def _experiences(
             if not prompt:
                 info["prompt_missing"] = True
             metrics, model = _usage_and_model(own)
+            is_cut = last.record["message"].get("stop_reason") == "max_tokens"
+            # Failed requests, which the program logs as assistant messages.
+            failed = [place for place, message in enumerate(messages) if "is_api_error" in message.extra]
+            errors = [ErrorSite(place, "exception", messages[place].text) for place in failed]
             yield Parts(
                 NAME,
                 origin.at(own[0].first.number, origin.ordinal),
@@ -143,14 +152,14 @@ def _experiences(
                 prompt=prompt,
                 completion=completion,
                 error_kind=_error_kind if any("is_error" in message.extra for message in messages) else None,
-                errors=_api_errors(messages),
+                errors=errors,
                 info=info if run else info | file_info,
                 metrics=metrics,
                 model_version=model,
-                truncate_status="response_truncated" if _message(last).get("stop_reason") == "max_tokens" else None,
+                truncate_status="response_truncated" if is_cut else None,
             )
         except (BadRecord, RecordError) as error:
-            yield _rejected(origin, last.number, str(error))
+            yield origin.at(last.number, 0).rejected(error, NAME)
 
 
 def _read_line(value: Any, number: int, taken: Any) -> Line:
@@ -186,20 +195,6 @@ def _line(value: Json, number: int, *message: Any) -> Line:
     return Line(number, uuid, parent, thread, value, *message)
 
 
-def _message(line: Line) -> Json:
-    message: Json = line.record["message"]
-    return message
-
-
-def _api_errors(messages: list[Message]) -> list[ErrorSite]:
-    """Return the failed requests, which the program logs as assistant messages."""
-    return [
-        ErrorSite(index=position, kind="exception", text=message.text)
-        for position, message in enumerate(messages)
-        if message.extra and "is_api_error" in message.extra
-    ]
-
-
 def _error_kind(position: int, message: Message) -> str | None:
     if "is_error" not in message.extra:
         return None
@@ -220,24 +215,13 @@ def _usage_and_model(turns: list[Turn]) -> tuple[Json, str | None]:
     totals = {"input_tokens": 0, "output_tokens": 0}
     model = None
     for turn in turns:
-        message = _message(turn.lines[-1])
-        usage = object_or_empty(message.get("usage"))
+        message = turn.lines[-1].record["message"]
         for key in totals:
-            totals[key] += index(usage.get(key)) or 0
+            totals[key] += index(value_at(message.get("usage"), key)) or 0
         name = message.get("model")
         if isinstance(name, str) and name != "<synthetic>" and turn.first.role == "assistant":
             model = name
     return {key: count for key, count in totals.items() if count}, model
-
-
-def _is_message_line(line: Any) -> bool:
-    if not has(line, uuid=str, message=dict) or line.get("type") not in ("user", "assistant"):
-        return False
-    return "parts" not in line["message"] and ("sessionId" in line or "parentUuid" in line)
-
-
-def _rejected(origin: Origin, number: int, reason: str, value: Any = None) -> Rejected:
-    return Rejected(origin.file, number, reason, NAME, None if value is None else raw_text(value))
 
 
 FORMAT = Format(NAME, "file", matches, read, "Claude Code session files")

@@ -56,12 +56,7 @@ class Turn:
 
 
 def roots_of(lines: list[Line], places: dict[str, int]) -> list[Turn]:
-    """Build the conversation trees of a file and return their root turns in file order.
-
-    Args:
-        lines: All lines that are JSON objects.
-        places: uuid -> index in `lines` of its first line.
-    """
+    """Return the roots of a file's conversation trees in file order; `places` has the first line of each uuid."""
     parents = _parents(lines, places)
     children: list[list[int]] = [[] for _ in lines]
     queue: list[int] = []
@@ -85,7 +80,6 @@ def roots_of(lines: list[Line], places: dict[str, int]) -> list[Turn]:
 
 
 def branches_of(root: Turn) -> Iterator[list[Turn]]:
-    """Yield every path from the root to a leaf, in file order."""
     return paths_from([root], lambda turn: sorted(turn.children, key=lambda child: child.first.number))
 
 

@@ -17,7 +17,7 @@ failure or a timeout is an error site.
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,7 @@ from pairwright.sources.fields import (
     objects_in,
     text,
     text_at,
+    texts_of,
     value_at,
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
@@ -45,8 +46,8 @@ from pairwright.sources.shapes.responses import messages_from_items
 
 NAME = "codex"
 MAX_ROLLBACKS = 256  # each attempt repeats the kept turns, so this bounds the size of the result
-_WRAPPED = frozenset({"session_meta", "response_item", "event_msg", "turn_context", "compacted"})
-_BARE = frozenset({"message", "reasoning", "function_call", "function_call_output", "local_shell_call"})
+_WRAPPED = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
+_BARE = ("message", "reasoning", "function_call", "function_call_output", "local_shell_call")
 _INFO_KEYS = ("cwd", "cli_version", "originator", "source", "model_provider", "forked_from_id")
 # Start of user messages written by the program; they do not count as turns in a rollback.
 _NOT_A_TURN = ("<environment_context>", "<user_instructions>", "# AGENTS.md instructions")
@@ -78,18 +79,20 @@ class Session:
 
 def matches(value: Any) -> bool:
     lines = objects_in(value)
-    if any(_is(line.get("type"), _WRAPPED) and isinstance(line.get("payload"), dict) for line in lines):
+    if any(line.get("type") in _WRAPPED and isinstance(line.get("payload"), dict) for line in lines):
         return True
     # Older files: the first line is the session's metadata without a type, the others are bare items.
     starts = bool(lines) and "id" in lines[0] and "timestamp" in lines[0] and "type" not in lines[0]
-    return starts and any(_is(line.get("type"), _BARE) for line in lines)
+    return starts and any(line.get("type") in _BARE for line in lines)
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Read a session, ending an attempt at each compaction and rollback, and yield one experience per attempt."""
     session = Session()
     lines = items(value, "session")
-    call_ids = _call_ids(lines)
+    # Calls logged as items, which events repeat.
+    payloads = [line.get("payload", line) for line in objects_in(lines) if line.get("type") != "event_msg"]
+    call_ids = {call_id for payload in payloads if (call_id := text_at(payload, "call_id")) is not None}
     for position, line in enumerate(lines):
         number = (origin.line or 1) + position
         try:
@@ -110,20 +113,20 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
                 remaining = _roll_back(session, payload)
                 yield from _end_attempt(session, origin)
                 if session.run == MAX_ROLLBACKS:
-                    yield _rejected(origin, number, f"more than {MAX_ROLLBACKS} roll-backs: the rest is not read")
+                    reason = f"more than {MAX_ROLLBACKS} roll-backs: the rest is not read"
+                    yield origin.at(number, 0).rejected(reason, NAME)
                     return
                 session.context, session.run = remaining, session.run + 1
             else:
                 _take(session, kind, payload, call_ids, number)
         except (BadRecord, RecordError) as error:
-            yield _rejected(origin, number, str(error), line)
+            yield origin.at(number, 0).rejected(error, NAME, raw_text(line))
     yield from _end_attempt(session, origin)
     if session.num_attempts == 0:
         raise BadRecord("session: no line is an item of a conversation")
 
 
 def _take(session: Session, kind: str, payload: Json, call_ids: set[str], number: int) -> None:
-    """Process one line: update the session, or append an item to the current attempt."""
     item: Json | None = None
     if kind == "session_meta":
         session.meta = session.meta or payload  # a resumed or forked file repeats this line
@@ -131,13 +134,15 @@ def _take(session: Session, kind: str, payload: Json, call_ids: set[str], number
         session.model = text_at(payload, "model") or session.model
     elif kind == "response_item":
         item = _with_plain_output(payload, session.failed)
-    elif payload.get("type") == "tool_call" and not _is(payload.get("call_id"), call_ids):
+    elif payload.get("type") == "tool_call" and text_at(payload, "call_id") not in call_ids:
         item = {"type": "function_call", "name": payload.get("name"), "call_id": payload.get("call_id")}
         item["arguments"] = payload.get("input", payload.get("arguments"))
     else:
-        event = payload.get("type")
+        event, call_id, exit_code = (payload.get(key) for key in ("type", "call_id", "exit_code"))
         session.others[event if isinstance(event, str) else "no type"] += 1
-        _note_failure(payload, session.failed)
+        has_code = isinstance(exit_code, int) and exit_code != 0
+        if isinstance(call_id, str) and (has_code or payload.get("success") is False):
+            session.failed[call_id] = "nonzero_exit" if has_code else "tool_error"
     if item is not None:
         messages_from_items([item], "item")  # an item that cannot be used is rejected here, with its line
         session.items.append(item)
@@ -157,7 +162,7 @@ def _end_attempt(session: Session, origin: Origin) -> Iterator[Parts | Rejected]
         prompt, completion = split_at_answer(messages)
         yield _parts(session, prompt, completion, session.run, origin.at(number, origin.ordinal))
     except (BadRecord, RecordError) as error:
-        yield _rejected(origin, number, str(error))
+        yield origin.at(number, 0).rejected(error, NAME)
     session.items, session.first_line = [], None
     session.others.clear()
 
@@ -190,15 +195,13 @@ def _conversation(session: Session) -> list[Message]:
     if instructions is None:
         instructions = session.meta.get("instructions")
     instructions = filled_text(instructions)
-    if instructions is None:
+    # Older versions repeat them in a user message.
+    if instructions is None or any(instructions in turn.text for turn in messages if turn.role != "assistant"):
         return messages
-    if any(instructions in message.text for message in messages if message.role != "assistant"):
-        return messages  # older versions repeat them in a user message
     return [Message("system", instructions), *messages]
 
 
 def _compact_context(payload: Json) -> list[Message]:
-    """Return the context messages after a compaction, marked as not generated."""
     history = payload.get("replacement_history")
     if isinstance(history, list) and history:
         return [replace(message, generated=False) for message in messages_from_items(history, "replacement_history")]
@@ -234,10 +237,9 @@ def _roll_back(session: Session, payload: Json) -> list[Message]:
 
 
 def _unwrap_line(line: Any) -> tuple[str, Json]:
-    """Return the kind and payload of a line."""
     line = mapping(line, "line")
     kind = line.get("type")
-    if _is(kind, _WRAPPED):
+    if kind in _WRAPPED:
         return str(kind), mapping(line.get("payload"), "payload")
     if kind is None and "id" in line and "timestamp" in line:  # the first line of an older file
         return "session_meta", line
@@ -258,17 +260,6 @@ def _with_plain_output(item: Json, failed: dict[str, str]) -> Json:
     return {**item, "output": output["content"]}
 
 
-def _note_failure(event: Json, failed: dict[str, str]) -> None:
-    """Record a failed call in `failed`, if the event reports one."""
-    call_id, exit_code = event.get("call_id"), event.get("exit_code")
-    if not isinstance(call_id, str):
-        return
-    if isinstance(exit_code, int) and exit_code != 0:
-        failed[call_id] = "nonzero_exit"
-    elif event.get("success") is False:
-        failed[call_id] = "tool_error"
-
-
 def _error_kind(message: Message, failed: dict[str, str]) -> str | None:
     """Return the failure kind of a tool result from its text, its exit code or `failed`."""
     text = message.text
@@ -281,34 +272,14 @@ def _error_kind(message: Message, failed: dict[str, str]) -> str | None:
     elif match := _EXIT_CODE.search(text[:2000]):
         # Only zero or nonzero matters, so very long numbers become 1.
         exit_code = int(match[1]) if len(match[1]) < 12 else 1
-    if isinstance(exit_code, int) and exit_code != 0:
-        return "nonzero_exit"
-    return failed.get(message.tool_call_id or "")
-
-
-def _call_ids(lines: list[Any]) -> set[str]:
-    """Return the ids of calls logged as items rather than events."""
-    payloads = [line.get("payload", line) for line in objects_in(lines) if line.get("type") != "event_msg"]
-    return {call_id for payload in payloads if (call_id := text_at(payload, "call_id")) is not None}
+    has_failed = isinstance(exit_code, int) and exit_code != 0
+    return "nonzero_exit" if has_failed else failed.get(message.tool_call_id or "")
 
 
 def _info(session: Session) -> Json:
-    info: Json = {key: session.meta[key] for key in _INFO_KEYS if isinstance(session.meta.get(key), str)}
-    more = {
-        **{key: session.meta.get(key) for key in ("git", "dynamic_tools")},
-        "session_id": identifier(session.meta.get("id")),
-        "branch": session.run,
-        "events": dict(session.others),
-    }
-    return info | {key: value for key, value in more.items() if value}
-
-
-def _is(value: Any, names: Collection[str]) -> bool:
-    return isinstance(value, str) and value in names
-
-
-def _rejected(origin: Origin, number: int, reason: str, value: Any = None) -> Rejected:
-    return Rejected(origin.file, number, reason, NAME, None if value is None else raw_text(value))
+    more = {key: session.meta.get(key) for key in ("git", "dynamic_tools")}
+    more |= {"session_id": identifier(session.meta.get("id")), "branch": session.run, "events": dict(session.others)}
+    return texts_of(session.meta, *_INFO_KEYS) | {key: value for key, value in more.items() if value}
 
 
 FORMAT = Format(NAME, "file", matches, read, "Codex CLI session files")

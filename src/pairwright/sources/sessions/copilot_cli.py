@@ -15,7 +15,6 @@ from typing import Any
 
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import (
-    filled_text,
     identifier,
     mapping,
     object_or_empty,
@@ -23,6 +22,7 @@ from pairwright.sources.fields import (
     optional_objects,
     optional_text,
     text,
+    text_at,
 )
 from pairwright.sources.format import Origin
 from pairwright.sources.shapes.anthropic import call_block, result_block, text_block, thought_block
@@ -63,7 +63,12 @@ def _take(line: Json, session: Session) -> Entry | None:
             session.model = optional_text(data.get("model"), "data.model") or session.model
             return Entry(_answer(data))
         if kind == "tool.execution_complete":
-            return Entry(user_messages([_result(data)], "data"))
+            content, has_failed = data.get("result"), data.get("success") is False
+            if has_failed and data.get("error") is not None:
+                content = data["error"]
+            if isinstance(content, dict):
+                content = content.get("content", content.get("message", content))
+            return Entry(user_messages([result_block(data.get("toolCallId"), content, is_error=has_failed)], "data"))
         if kind == "session.compaction_complete" and isinstance(data.get("summaryContent"), str):
             return Entry([summary_message(data["summaryContent"])], restarts=True)
         if kind == "session.start":
@@ -78,21 +83,12 @@ def _take(line: Json, session: Session) -> Entry | None:
 
 
 def _answer(data: Json) -> list[Message]:
-    thought = filled_text(data.get("reasoningText"))
+    thought = text_at(data, "reasoningText")
     blocks = [] if thought is None else [thought_block(thought)]
     blocks.append(text_block(optional_text(data.get("content"), "data.content") or ""))
     for _, call in optional_objects(data.get("toolRequests"), "data.toolRequests"):
         blocks.append(call_block(call.get("toolCallId"), call.get("name"), call.get("arguments")))
     return turn_messages(blocks, "data")
-
-
-def _result(data: Json) -> Json:
-    content = data.get("result")
-    if data.get("success") is False and data.get("error") is not None:
-        content = data["error"]
-    if isinstance(content, dict):
-        content = content.get("content", content.get("message", content))
-    return result_block(data.get("toolCallId"), content, is_error=data.get("success") is False)
 
 
 FORMAT = SessionFormat(

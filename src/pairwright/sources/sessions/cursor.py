@@ -12,16 +12,7 @@ nor tools are logged: prompts are incomplete. There is no reward. Transcripts as
 from typing import Any
 
 from pairwright.records.messages import Json
-from pairwright.sources.fields import (
-    BadRecord,
-    has,
-    identifier,
-    mapping,
-    objects,
-    objects_in,
-    optional_text,
-    text,
-)
+from pairwright.sources.fields import BadRecord, has, identifier, mapping, objects, objects_in, optional_text, text
 from pairwright.sources.format import Origin
 from pairwright.sources.shapes.anthropic import call_block, result_block, thought_block, turn_from_anthropic
 from pairwright.sources.shapes.session_entries import Session, SessionFormat, user_messages
@@ -31,7 +22,8 @@ _ROLES = frozenset({"user", "assistant", "system"})
 
 def matches(value: Any) -> bool:
     lines = objects_in(value)
-    return any(map(_is_transcript_line, lines)) or any(map(_is_tool_call, lines))
+    calls = [line for line in lines if line.get("type") == "tool_call"]
+    return any(map(_is_transcript_line, lines)) or any(has(line, call_id=str, tool_call=dict) for line in calls)
 
 
 def _begin(value: Any, session: Session, origin: Origin) -> Any:
@@ -40,7 +32,6 @@ def _begin(value: Any, session: Session, origin: Origin) -> Any:
 
 
 def _whole_texts(lines: list[Any]) -> list[tuple[int, Any]]:
-    """Leave out the pieces of texts that are also sent as a whole."""
     has_whole_text = any(_is_text(line) and not _is_piece(line) for line in lines)
     return [(number, line) for number, line in enumerate(lines) if not (has_whole_text and _is_piece(line))]
 
@@ -70,7 +61,8 @@ def _take(line: Json, session: Session) -> None:
             turns.add(call_block(call_id, name, _arguments(body)))
         elif line.get("subtype") == "completed" and isinstance(body.get("result"), dict):
             outcome, content = next(iter(body["result"].items()), ("success", None))
-            turns.add(result_block(call_id, _output(content), is_error=outcome not in ("success", "isBackground")))
+            output = content["content"] if has(content, content=str) else content  # only text, or the whole result
+            turns.add(result_block(call_id, output, is_error=outcome not in ("success", "isBackground")))
 
 
 def _call(value: Json) -> tuple[str, Json]:
@@ -93,19 +85,10 @@ def _arguments(body: Json) -> Any:
     return arguments
 
 
-def _output(content: Any) -> Any:
-    """Return the text of a text-only result, else the whole result."""
-    return content["content"] if has(content, content=str) else content
-
-
 def _is_transcript_line(line: Any) -> bool:
     if not has(line, message=dict, role=str) or "type" in line:
         return False
     return line["role"] in _ROLES and "content" in line["message"]
-
-
-def _is_tool_call(line: Any) -> bool:
-    return has(line, call_id=str, tool_call=dict) and line.get("type") == "tool_call"
 
 
 def _is_text(line: Any) -> bool:

@@ -46,8 +46,9 @@ _QWEN_TYPES = _QWEN_TURNS | {"system"}
 
 def matches(value: Any) -> bool:
     """Whether the value is a session: a document, or the lines of a file of either program."""
-    if isinstance(value, dict):
-        return "sessionId" in value and _has_turns(value.get("messages"))
+    if isinstance(value, dict):  # its messages have a `type` instead of a `role`
+        turns = [item for item in objects_in(value.get("messages")) if "content" in item and "role" not in item]
+        return "sessionId" in value and any(str(turn.get("type")) in _TYPES for turn in turns)
     lines = list_or_empty(value)
     head = object_or_empty(lines[0] if lines else None)
     is_gemini = {"sessionId", "projectHash"} <= head.keys() and "uuid" not in head
@@ -86,7 +87,6 @@ def _take(line: Json, session: Session) -> Entry | None:
 
 
 def _take_event(event: Json, kind: str, session: Session) -> None:
-    """Read an event of a stream."""
     turns = session.turns
     if kind == "init":
         session.id, session.model = identifier(event.get("session_id")), filled_text(event.get("model"))
@@ -120,7 +120,10 @@ def _read_gemini(line: Json, session: Session) -> Entry:
     elif kind in ("gemini", "model"):
         session.model = optional_text(line.get("model"), "model") or session.model
         calls = [call for _, call in optional_objects(line.get("toolCalls"), "toolCalls")]
-        parts = [_thought(thought) for _, thought in optional_objects(line.get("thoughts"), "thoughts")]
+        parts: list[Json] = []
+        for _, thought in optional_objects(line.get("thoughts"), "thoughts"):
+            texts = [optional_text(thought.get(key), f"thoughts.{key}") for key in ("subject", "description", "text")]
+            parts.append({"text": "\n".join(text for text in texts if text), "thought": True})
         parts += _parts(content)
         parts += [{"functionCall": {key: call.get(key) for key in ("id", "name", "args")}} for call in calls]
         messages = _turn("model", parts)
@@ -166,7 +169,6 @@ def _read_qwen(line: Json, session: Session) -> Entry:
 
 
 def _turn(role: str, parts: list[Json]) -> list[Message]:
-    """Convert the parts of one turn; [] without parts."""
     return messages_from_genai([{"role": role, "parts": parts}], None, "content") if parts else []
 
 
@@ -175,18 +177,6 @@ def _parts(value: Any) -> list[Json]:
     listed = value if isinstance(value, list) else [] if value is None else [value]
     parts = [{"text": part} if isinstance(part, str) else mapping(part, "content") for part in listed]
     return [part for part in parts if part != {"text": ""}]
-
-
-def _thought(thought: Json) -> Json:
-    """Return a reasoning part from a thought's subject and description."""
-    texts = [optional_text(thought.get(key), f"thoughts.{key}") for key in ("subject", "description", "text")]
-    return {"text": "\n".join(text for text in texts if text), "thought": True}
-
-
-def _has_turns(value: Any) -> bool:
-    """Whether the messages have a `type` instead of a `role`."""
-    turns = [item for item in objects_in(value) if "content" in item and "role" not in item]
-    return any(str(turn.get("type")) in _TYPES for turn in turns)
 
 
 def _is_qwen(line: Any) -> bool:

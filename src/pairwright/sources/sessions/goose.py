@@ -62,13 +62,15 @@ def _with_summaries(lines: list[Any]) -> Iterator[tuple[int, Any]]:
 def _take(message: Json, session: Session) -> Entry | None:
     if "role" not in message:  # the session, the end of a stream, or a notice
         return None
-    messages = _messages(message)
+    blocks = [own for where, block in objects(message.get("content"), "content") for own in _block(block, where)]
+    if text(message.get("role"), "role") == "assistant":
+        messages = turn_messages(blocks, "content")
+    else:
+        messages = user_from_blocks(blocks, "content") if blocks else []
     if message[_RESTARTS]:
         mark: Json = {"is_compact_summary": True}
-        return Entry(
-            [Message(turn.role, turn.content, generated=False, extra=mark) for turn in messages], restarts=True
-        )
-    return Entry(messages)
+        messages = [Message(turn.role, turn.content, generated=False, extra=mark) for turn in messages]
+    return Entry(messages, restarts=message[_RESTARTS])
 
 
 def _unwrap(line: Json) -> Json:
@@ -84,15 +86,6 @@ def _has_tool_block(message: Any) -> bool:
 
 def _is_set(message: Json, key: str) -> bool:
     return object_or_empty(message.get("metadata")).get(key) is not False
-
-
-def _messages(message: Json) -> list[Message]:
-    blocks: list[Json] = []
-    for where, block in objects(message.get("content"), "content"):
-        blocks += _block(block, where)
-    if text(message.get("role"), "role") == "assistant":
-        return turn_messages(blocks, "content")
-    return user_from_blocks(blocks, "content") if blocks else []
 
 
 def _block(block: Json, where: str) -> list[Json]:
@@ -120,12 +113,12 @@ def _for_model(content: Any) -> Any:
     """Drop the parts of a result that were shown only to the user."""
     if not isinstance(content, list):
         return content
-    return [_without_notes(part) if isinstance(part, dict) else part for part in content if _is_for_model(part)]
-
-
-def _is_for_model(part: Any) -> bool:
-    audience = value_at(part, "annotations.audience")
-    return not isinstance(audience, list) or "assistant" in audience
+    audiences = [value_at(part, "annotations.audience") for part in content]
+    return [
+        _without_notes(part) if isinstance(part, dict) else part
+        for part, audience in zip(content, audiences, strict=True)
+        if not isinstance(audience, list) or "assistant" in audience
+    ]
 
 
 def _without_notes(part: Json) -> Json:

@@ -23,6 +23,7 @@ from pairwright.sources.fields import (
     optional_text,
     text,
     text_at,
+    texts_of,
 )
 from pairwright.sources.format import Origin
 from pairwright.sources.shapes.anthropic import call_block, result_block, text_block, thought_block
@@ -88,8 +89,7 @@ def _blocks(value: Any, where: str) -> list[Json]:
             blocks.append(call_block(call.get("toolUseId"), call.get("name"), call.get("input")))
         elif kind == "toolResult":
             blocks.append(_result(mapping(data, f"{at}.data"), "toolUseId"))
-        else:
-            # An unknown block stays a part of the content.
+        else:  # an unknown block stays a part of the content
             blocks.append({"type": str(kind), "data": data})
     return blocks
 
@@ -98,19 +98,13 @@ def _result(result: Json, id_key: str) -> Json:
     """Return a result with text and JSON parts; a single text part becomes text."""
     content = result.get("content")
     if isinstance(content, list):
-        content = [text_block(_part_text(part)) for part in content]
+        # {kind, data} of a session, {Text} or {Json} of a saved conversation
+        parts = [part.get("data", part.get("Text", part.get("Json", part))) if has(part) else part for part in content]
+        content = [text_block(json_text(part)) for part in parts]
     return result_block(result.get(id_key) or None, content, is_error=str(result.get("status")).lower() == "error")
 
 
-def _part_text(part: Any) -> str:
-    """Return the text of a part: {kind, data} of a session, {Text} or {Json} of a saved conversation."""
-    if isinstance(part, dict):
-        part = part.get("data", part.get("Text", part.get("Json", part)))
-    return part if isinstance(part, str) else json_text(part)
-
-
 def _exchange(exchange: Json) -> list[Message]:
-    """Return the turns of an exchange of a saved conversation."""
     blocks: list[Json] = []
     content = mapping(mapping(exchange.get("user"), "user").get("content"), "user.content")
     # The key is the variant (prompt, results, cancelled calls); the body is enough to read it.
@@ -136,8 +130,7 @@ def _tool(tool: Json) -> Json:
     schema = spec.get("input_schema")
     # The schema may be wrapped: {json: {...}}.
     parameters = schema.get("json", schema) if isinstance(schema, dict) else schema
-    function = {key: spec[key] for key in ("name", "description") if isinstance(spec.get(key), str)}
-    return {"type": "function", "function": {**function, "parameters": parameters}}
+    return {"type": "function", "function": {**texts_of(spec, "name", "description"), "parameters": parameters}}
 
 
 FORMAT = SessionFormat(

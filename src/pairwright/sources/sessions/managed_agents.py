@@ -38,8 +38,8 @@ _TEXTS = frozenset({"user.message", "agent.message"})
 
 def matches(value: Any) -> bool:
     events = _events(value) if isinstance(value, list) else []
-    kinds = [event.get("type") for _, event in events if "data" not in event]
-    return any(isinstance(kind, str) and (kind in _CALLS or kind == "agent.message") for kind in kinds)
+    kinds = {str(event.get("type")) for _, event in events if "data" not in event}
+    return not kinds.isdisjoint({*_CALLS, "agent.message"})
 
 
 def _streamed(lines: list[Any]) -> list[tuple[int, Json]]:

@@ -21,9 +21,9 @@ import msgspec
 from pairwright.records.json_text import decode
 from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts
-from pairwright.sources.fields import BadRecord, filled_text, mapping, objects, optional_text, text, text_at, value_at
+from pairwright.sources.fields import BadRecord, has, mapping, objects, optional_text, text, text_at, value_at
 from pairwright.sources.format import Format, Options, Origin, PartOfAnother, Rejected
-from pairwright.sources.shapes.anthropic import call_block, result_block, text_block
+from pairwright.sources.shapes.anthropic import call_block, result_block, text_block, thought_block
 from pairwright.sources.shapes.session_entries import Entry, Session, SessionFormat, turn_messages, user_messages
 
 MAX_FILES = 100_000  # per folder
@@ -35,9 +35,10 @@ _ROLES = frozenset({"user", "assistant"})
 def matches(value: Any) -> bool:
     if not isinstance(value, dict):
         return False
-    if isinstance(value.get("info"), dict) and isinstance(value.get("messages"), list):
-        return any(isinstance(item, dict) and "info" in item and "parts" in item for item in value["messages"])
-    return _is_session(value) or _is_message(value) or _is_part(value)
+    if has(value, info=dict, messages=list):
+        return any(has(item, "info", "parts") for item in value["messages"])
+    is_message = text_at(value, "role") in _ROLES and has(value, "sessionID", "id") and "content" not in value
+    return _is_session(value) or is_message or has(value, "messageID", "id", type=str)
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected | PartOfAnother]:
@@ -62,7 +63,7 @@ def _take(item: Json, session: Session) -> Entry:
     info = mapping(item.get("info"), "info")
     parts = [part for _, part in objects(item.get("parts"), "parts")]
     if text(info.get("role"), "info.role") == "user":
-        system = filled_text(info.get("system"))
+        system = text_at(info, "system")
         if system is not None and not session.system:
             session.system = [Message("system", system)]
         blocks = [block for part in parts for block in _blocks(part)]
@@ -87,10 +88,9 @@ def _blocks(part: Json) -> list[Json]:
     kind = part.get("type")
     if kind in _NOT_SENT or part.get("ignored") is True:
         return []
-    if kind == "text":
-        return [text_block(part.get("text"))] if part.get("text") else []
-    if kind == "reasoning":
-        return [{"type": "thinking", "thinking": part.get("text")}] if part.get("text") else []
+    if kind in ("text", "reasoning"):
+        block = text_block if kind == "text" else thought_block
+        return [block(part["text"])] if part.get("text") else []
     if kind == "subtask":
         return [text_block(text(part.get("prompt"), "parts.prompt"))]
     if kind != "tool":
@@ -154,15 +154,7 @@ def _created(info: Json) -> float:
 
 
 def _is_session(value: Json) -> bool:
-    return "projectID" in value and "directory" in value and isinstance(value.get("id"), str) and "role" not in value
-
-
-def _is_message(value: Json) -> bool:
-    return text_at(value, "role") in _ROLES and {"sessionID", "id"} <= value.keys() and "content" not in value
-
-
-def _is_part(value: Json) -> bool:
-    return "messageID" in value and isinstance(value.get("type"), str) and "id" in value
+    return has(value, "projectID", "directory", id=str) and "role" not in value
 
 
 _SUMMARY = "opencode sessions"

@@ -16,20 +16,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message, content_hash
-from pairwright.sources.assemble import Parts
-from pairwright.sources.fields import (
-    BadRecord,
-    has,
-    identifier,
-    items,
-    mapping,
-    objects_in,
-    optional_text,
-    text,
-    text_or_none,
-)
+from pairwright.sources.assemble import UNREADABLE, Parts, why_unreadable
+from pairwright.sources.fields import BadRecord, has, identifier, items, mapping, objects_in, optional_text, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.anthropic import call_block, result_block, text_block
 from pairwright.sources.shapes.session_entries import (
@@ -67,8 +56,8 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
         session = Session(NAME, key)
         try:
             yield from read_entries(session, _entries(lists, session), origin)
-        except (BadRecord, RecordError) as error:
-            yield Rejected(origin.file, origin.line, f"{key}: {error}", NAME)
+        except (ValueError, *UNREADABLE) as error:
+            yield origin.rejected(f"{key}: {why_unreadable(error)}", NAME)
 
 
 def _entries(lists: list[list[Any]], session: Session) -> list[Entry]:
@@ -77,7 +66,7 @@ def _entries(lists: list[list[Any]], session: Session) -> list[Entry]:
     known: set[str] = set()
     current: list[str] = []  # hashes of the session's current messages
     for messages in lists:
-        hashes = [_hash(message) for message in messages]
+        hashes = [content_hash(message) for message in messages]
         num_old = max((place + 1 for place, value in enumerate(hashes) if value in known), default=0)
         turns = [_messages(message, f"messages[{place}]", session) for place, message in enumerate(messages)]
         if num_old == len(hashes):
@@ -88,13 +77,6 @@ def _entries(lists: list[list[Any]], session: Session) -> list[Entry]:
         known.update(hashes)
         current = hashes
     return entries
-
-
-def _hash(message: Any) -> str:
-    try:
-        return content_hash(message)
-    except (RecursionError, TypeError, ValueError) as error:
-        raise BadRecord(f"messages: a value that cannot be written as JSON: {error}") from None
 
 
 def _take(line: Json, session: Session) -> Entry | None:
@@ -121,7 +103,7 @@ def _take(line: Json, session: Session) -> Entry | None:
         id=optional_text(line.get("id"), "id"),
         parent=parent,
         restarts=kind == "compaction",
-        keeps_from=text_or_none(line.get("firstKeptEntryId")),
+        keeps_from=line.get("firstKeptEntryId"),
     )
 
 
@@ -150,7 +132,6 @@ def _messages(value: Any, where: str, session: Session) -> list[Message]:
 
 
 def _block(block: Json) -> Json:
-    """Rename a call to Anthropic's block."""
     arguments = _CALLS.get(str(block.get("type")))
     return block if arguments is None else call_block(block.get("id"), block.get("name"), block.get(arguments))
 

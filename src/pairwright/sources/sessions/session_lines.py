@@ -10,7 +10,7 @@ There is no reward.
 from typing import Any
 
 from pairwright.records.messages import Json, Message
-from pairwright.sources.fields import identifier, items, json_value, mapping, objects_in, optional_text, text
+from pairwright.sources.fields import has, identifier, items, json_value, mapping, objects_in, optional_text, text
 from pairwright.sources.shapes.anthropic import call_block, result_block, text_block
 from pairwright.sources.shapes.session_entries import Session, SessionFormat, user_messages
 
@@ -21,8 +21,8 @@ _INFO_KEYS = ("agent", "agentSlug", "cwd", "workspace")
 
 def matches(value: Any) -> bool:
     lines = objects_in(value)
-    turns = [line for line in lines if _is_turn(line)]
-    if any(map(_is_tool_line, lines)):
+    turns = [line for line in lines if line.get("type") in _TURNS and has(line.get("message"), "content")]
+    if any(line.get("type") == "tool" and has(line.get("message"), "tool_name") for line in lines):
         return True
     # Session files and streams of Claude Code have one of _OWN_KEYS or a subtype; other readers read them.
     is_own = any(_OWN_KEYS & set(line) for line in turns) or any("subtype" in line for line in lines)
@@ -58,17 +58,6 @@ def _take(line: Json, session: Session) -> None:
     if len(results) < len(blocks) or not blocks:
         rest = [block for block in blocks if block.get("type") != "tool_result"]
         turns.add_messages(user_messages(rest, "message.content"))
-
-
-def _is_tool_line(line: Json) -> bool:
-    message = line.get("message")
-    return line.get("type") == "tool" and isinstance(message, dict) and "tool_name" in message
-
-
-def _is_turn(line: Json) -> bool:
-    message = line.get("message")
-    is_turn = isinstance(line.get("type"), str) and line["type"] in _TURNS
-    return is_turn and isinstance(message, dict) and "content" in message
 
 
 FORMAT = SessionFormat("session-lines", "Sessions that other tools export", matches, _take).format

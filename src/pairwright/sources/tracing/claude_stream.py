@@ -31,15 +31,11 @@ def matches(value: Any) -> bool:
         return False
     has_start = any(row["type"] == "system" and row.get("subtype") == "init" for row in rows[:50])
     # Lines of a Claude Code session have a `parentUuid`.
-    return has_start and not any("parentUuid" in row for row in rows[:50]) and any(map(_is_turn, rows[:50]))
-
-
-def _is_turn(row: Json) -> bool:
-    return row.get("type") == "assistant" and isinstance(row.get("message"), dict)
+    has_turn = any(row["type"] == "assistant" and isinstance(row.get("message"), dict) for row in rows[:50])
+    return has_start and has_turn and not any("parentUuid" in row for row in rows[:50])
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield an experience for each turn of the session and for each subagent."""
     rows = [row for _, row in objects(value, "stream")]
     session: Json = next((row for row in rows if row.get("subtype") == "init"), {})
     turns: list[tuple[list[Json], Json]] = []  # (messages, result)
@@ -115,20 +111,13 @@ def _join(lines: list[Json]) -> list[Json]:
     """Join the lines of one message: the stream sends its blocks one by one, with the message's id."""
     joined: list[Json] = []
     for line in lines:
-        message, last = line["message"], joined[-1] if joined else None
-        name, blocks = message.get("id"), message.get("content")
-        if (
-            last is not None
-            and line["type"] == last["type"] == "assistant"
-            and name is not None
-            and name == last["message"].get("id")
-            and isinstance(blocks, list)
-            and isinstance(last["message"].get("content"), list)
-        ):
-            content = last["message"]["content"] + [
-                block for block in blocks if block not in last["message"]["content"]
-            ]
-            joined[-1] = {**last, "message": {**last["message"], **message, "content": content}}
+        message, last = line["message"], joined[-1] if joined else {}
+        known = last.get("message", {})
+        name, blocks, content = message.get("id"), message.get("content"), known.get("content")
+        is_same = line["type"] == last.get("type") == "assistant" and name is not None and name == known.get("id")
+        if is_same and isinstance(blocks, list) and isinstance(content, list):
+            content = content + [block for block in blocks if block not in content]
+            joined[-1] = {**last, "message": {**known, **message, "content": content}}
         else:
             joined.append(line)
     return joined

@@ -10,17 +10,7 @@ from typing import Any
 
 from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts
-from pairwright.sources.fields import (
-    filled,
-    has,
-    mapping,
-    object_or_empty,
-    optional_items,
-    optional_objects,
-    score,
-    small_fields,
-    text,
-)
+from pairwright.sources.fields import filled, has, mapping, optional_objects, score, small_fields, text, value_at
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.read_each import read_each
 from pairwright.sources.tracing.span_formats import DEEPEVAL
@@ -34,13 +24,12 @@ def matches(value: Any) -> bool:
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield a record for each test case."""
     cases = mapping(value, "run").get("testCases")
 
     def read_case(case: Json, number: int) -> Iterator[Parts | Rejected]:
-        trace = object_or_empty(case.get("trace"))
-        if trace.get("llmSpans"):
-            metrics = optional_items(case.get("metricsData"), "metricsData")
+        metrics = [metric for _, metric in optional_objects(case.get("metricsData"), "metricsData")]
+        if value_at(case, "trace.llmSpans"):
+            trace = case["trace"]
             yield from DEEPEVAL.read({**trace, "metricsData": metrics or trace.get("metricsData")}, origin, options)
             return
         yield Parts(
@@ -49,17 +38,12 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
             run=origin.ordinal + number,
             prompt=[Message("user", text(case.get("input"), "input"))],
             completion=[Message("assistant", text(case.get("actualOutput"), "actualOutput"))],
-            reward_components=_scores(case),
+            reward_components=filled({str(metric.get("name")): score(metric.get("score")) for metric in metrics}),
             row=case,
             info=small_fields(case, _READ),
         )
 
     yield from read_each(NAME, origin, cases, "testCases", read_case)
-
-
-def _scores(case: Json) -> Json:
-    metrics = optional_objects(case.get("metricsData"), "metricsData")
-    return filled({str(metric.get("name")): score(metric.get("score")) for _, metric in metrics})
 
 
 FORMAT = Format(NAME, "record", matches, read, "DeepEval test runs")

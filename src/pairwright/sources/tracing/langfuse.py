@@ -26,9 +26,11 @@ from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import (
     BadRecord,
     filled_text,
+    has,
     identifier,
     mapping,
     object_or_empty,
+    objects,
     optional_items,
     optional_mapping,
 )
@@ -57,6 +59,7 @@ from pairwright.sources.shapes.langchain_messages import unwrap
 from pairwright.sources.shapes.tool_errors import failure_kind
 from pairwright.sources.shapes.traces import Failure, ModelCall, Score, ToolRun, Trace, outermost_of, run_of, task_in
 from pairwright.sources.tracing.otel_spans import moment
+from pairwright.sources.tracing.span_nodes import one_per_answer
 from pairwright.sources.tracing.trace_to_experiences import read_trace
 
 NAME = "langfuse"
@@ -80,24 +83,15 @@ class _Observation(msgspec.Struct, frozen=True, gc=False):
 
 
 def matches(value: Any) -> bool:
-    if not isinstance(value, dict) or not isinstance(value.get("observations"), list):
+    if not has(value, observations=list):
         return False
-    # Here the trace is next to its observations; below, it contains them.
-    if isinstance(value.get("trace"), dict):
+    if has(value, trace=dict):  # next to its observations; below, it contains them
         return True
-    return (
-        "id" in value
-        and ("scores" in value or "htmlPath" in value)
-        and all(map(_is_observation, value["observations"]))
-    )
-
-
-def _is_observation(value: Any) -> bool:
-    return isinstance(value, dict) and "type" in value and "startTime" in value
+    has_marks = "id" in value and ("scores" in value or "htmlPath" in value)
+    return has_marks and all(has(one, "type", "startTime") for one in value["observations"])
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Convert an export to a Trace and yield its experiences."""
     export = mapping(value, "export")
     trace = optional_mapping(export.get("trace"), "trace") or export
     observations = _observations(export, trace)
@@ -108,12 +102,15 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     if export is not trace:
         listed = listed + optional_items(export.get("scores"), "scores")
     scores, corrections = [], []
-    for number, item in enumerate(listed):
-        score = item if type(item) is dict else mapping(item, f"scores[{number}]")
+    for _, score in objects(listed, "scores"):
         if score.get("dataType") == _CORRECTION:
             corrections.append(score)
-        else:
-            scores.append(_score(score))
+            continue
+        value = score.get("value")
+        # The number of a category is arbitrary; the label has the meaning.
+        if score.get("dataType") == "CATEGORICAL" or value is None:
+            value = score.get("stringValue", value)
+        scores.append(Score(filled_text(score.get("name")) or "score", value, filled_text(score.get("observationId"))))
     read_out = Trace(
         id=identifier(trace.get("id")),
         events=events,
@@ -134,8 +131,8 @@ def _correction(score: Json, trace: Trace, origin: Origin) -> Parts | Rejected:
     calls = [event for event in trace.events if isinstance(event, ModelCall) and target in (None, event.id)]
     corrected = filled_text(score.get("stringValue")) or filled_text(score.get("value"))
     if not calls or not calls[-1].output or corrected is None:
-        reason = f"trace {trace.id!r}: a correction without its text, or of something that is not a model call"
-        return Rejected(origin.file, origin.line, reason, NAME)
+        reason = "a correction without its text, or of something that is not a model call"
+        return origin.rejected(f"trace {trace.id!r}: {reason}", NAME)
     call = calls[-1]
     return Parts(
         NAME,
@@ -155,9 +152,7 @@ def _observations(export: Json, trace: Json) -> list[_Observation]:
     """Return the observations in order of time; in file order if any time is missing."""
     listed = optional_items(export.get("observations"), "observations")
     listed = listed or optional_items(trace.get("observations"), "trace.observations")
-    observations = []
-    for number, item in enumerate(listed):
-        observations.append(_observation(item if type(item) is dict else mapping(item, f"observations[{number}]")))
+    observations = [_observation(item) for _, item in objects(listed, "observations")]
     start = attrgetter("start")
     return observations if None in map(start, observations) else sorted(observations, key=start)
 
@@ -188,7 +183,7 @@ def _events(
     # An operation of the Vercel AI SDK encloses its calls; it counts as a call only if it contains none.
     enclosing = set(map(parents.get, generations))
     for name, one in list(generations.items()):
-        if name in enclosing and _is_operation(one):
+        if name in enclosing and "ai.operationId" in one.attributes and role_of_span(one.attributes) == "agent":
             del generations[name]
     # A generation inside another is the same call, logged by the framework and by the provider.
     wanted = outermost_of(generations, parents)
@@ -213,10 +208,6 @@ def _events(
     raise BadRecord("no GENERATION among the observations, and no output of an agent or of the trace")
 
 
-def _is_operation(one: _Observation) -> bool:
-    return "ai.operationId" in one.attributes and role_of_span(one.attributes) == "agent"
-
-
 def _unquote(value: Any) -> Any:
     """Decode a quoted JSON string: input and output of a trace are encoded once more than those of observations."""
     if isinstance(value, str) and len(value) > 1 and value[0] == value[-1] == '"':
@@ -227,7 +218,6 @@ def _unquote(value: Any) -> Any:
 
 
 def _calls(one: _Observation, parent_type: Any) -> list[ModelCall]:
-    """Convert an observation to model calls, one per alternative answer."""
     fields, attributes = one.fields, one.attributes
     inputs, output = fields.get("input"), fields.get("output")
     # Plain messages need no further decoding, and contain no tools or instructions.
@@ -248,7 +238,8 @@ def _calls(one: _Observation, parent_type: Any) -> list[ModelCall]:
         tools = tools or tools_in(output if isinstance(output, dict) else None)
         flat = flat and isinstance(decode_json_text(output), str)
     if not messages or messages[0].role not in ("system", "developer"):
-        messages = _instructions(fields, attributes) + messages
+        instructions = instructions_in(fields.get("output")) or instructions_in(fields.get("modelParameters"))
+        messages = (instructions or system_in_attributes(attributes)) + messages
     if not tools and fields.get("toolDefinitions") is not None:
         tools = _tool_definitions(fields["toolDefinitions"])
     if attributes and not tools:
@@ -258,24 +249,19 @@ def _calls(one: _Observation, parent_type: Any) -> list[ModelCall]:
     alternatives = _answers(output, attributes) if answer is None else [join_calls(answer)]
     if attributes:
         alternatives = [add_finish_reason(found, attributes) for found in alternatives]
-    calls = []
-    # An empty answer is still a call: it may have failed.
-    for number, found in enumerate(alternatives or [[]]):
-        call = ModelCall(
-            id=one.id,
-            input=messages,
-            output=found,
-            tools=tools,
-            parent=one.parent,
-            model=filled_text(fields.get("model")),
-            failure=_failure(fields, "exception"),
-            usage=counts,
-            # An agent's call with plain text as input and output logs only the opening prompt: the turns are rebuilt.
-            flat=flat and answer is None,
-            notes={"choice": number} if len(alternatives) > 1 else {},
-        )
-        calls.append(call)
-    return calls
+    call = ModelCall(
+        id=one.id,
+        input=messages,
+        output=[],
+        tools=tools,
+        parent=one.parent,
+        model=filled_text(fields.get("model")),
+        failure=_failure(fields, "exception"),
+        usage=counts,
+        # An agent's call with plain text as input and output logs only the opening prompt: the turns are rebuilt.
+        flat=flat and answer is None,
+    )
+    return one_per_answer(call, alternatives)
 
 
 def _input_messages(inputs: Any, attributes: Json) -> list[Message]:
@@ -316,15 +302,9 @@ def _without_tool_schemas(value: Any) -> tuple[Any, list[Json]]:
 
 def _is_tool_schema(item: Any) -> bool:
     # A result has the id of its call; a schema in a tool message has none.
-    if not isinstance(item, dict) or item.get("role") != "tool" or item.get("tool_call_id") is not None:
+    if not has(item, content=dict) or item.get("role") != "tool" or item.get("tool_call_id") is not None:
         return False
-    content = item.get("content")
-    return isinstance(content, dict) and content.get("type") == "function" and isinstance(content.get("function"), dict)
-
-
-def _instructions(fields: Json, attributes: Json) -> list[Message]:
-    instructions = instructions_in(fields.get("output")) or instructions_in(fields.get("modelParameters"))
-    return instructions or system_in_attributes(attributes)
+    return has(item["content"], function=dict) and item["content"].get("type") == "function"
 
 
 def _tool_definitions(definitions: Any) -> list[Json]:
@@ -336,24 +316,17 @@ def _tool_definitions(definitions: Any) -> list[Json]:
 
 
 def _tool_run(one: _Observation) -> ToolRun | None:
-    """Convert an observation to a tool run; None if it is not one."""
     fields, attributes = one.fields, one.attributes
     result = fields.get("output")
     failure = _failure(fields, "tool_error")
-    plain = plain_messages(result) if isinstance(result, str) and result[:1] == "{" else None
-    call_id = plain[0].tool_call_id if plain is not None else None
-    if plain is not None and call_id is not None:
-        result = plain[0].content
-    else:
-        output = decode_json_text(result)
-        output = unwrap(output) if isinstance(output, dict) else output
-        message = output if isinstance(output, dict) and isinstance(output.get("tool_call_id"), str) else None
-        if one.type != "TOOL" and message is None and role_of_span(attributes) != "tool":
-            return None
-        if message is not None:
-            call_id, result = message["tool_call_id"], message.get("content")
-            if failure is None and message.get("status") == "error":
-                failure = Failure(failure_kind(result, "tool_error"), result if isinstance(result, str) else "")
+    output, call_id = decode_json_text(result), None
+    message = unwrap(output) if isinstance(output, dict) else None
+    if has(message, tool_call_id=str):
+        call_id, result = message["tool_call_id"], message.get("content")
+        if failure is None and message.get("status") == "error":
+            failure = Failure(failure_kind(result, "tool_error"), result if isinstance(result, str) else "")
+    elif one.type != "TOOL" and role_of_span(attributes) != "tool":
+        return None
     tool = filled_text(fields.get("name")) or ""
     if attributes:
         named = [filled_text(attributes.get(key)) for key in _TOOL_ATTRIBUTES]
@@ -374,14 +347,6 @@ def _failure(fields: Json, default: str) -> Failure | None:
         return None
     message = filled_text(fields.get("statusMessage")) or ""
     return Failure(failure_kind(message, default), message)
-
-
-def _score(score: Json) -> Score:
-    value = score.get("value")
-    # The number of a category is arbitrary; the label has the meaning.
-    if score.get("dataType") == "CATEGORICAL" or value is None:
-        value = score.get("stringValue", value)
-    return Score(filled_text(score.get("name")) or "score", value, filled_text(score.get("observationId")))
 
 
 FORMAT = Format(NAME, "record", matches, read, "Langfuse trace exports")

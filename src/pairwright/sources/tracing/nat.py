@@ -50,12 +50,12 @@ from pairwright.sources.tracing.trace_to_experiences import read_trace
 NAME = "nat"
 
 
-def name_of(payload: Json) -> str:
-    return filled_text(payload.get("name")) or ""
-
-
 # Fields of a candidate that may occur in several places of its event.
 _KEYS = ("turn_id", "turn_index", "candidate_index", "score")
+
+
+def name_of(payload: Json) -> str:
+    return filled_text(payload.get("name")) or ""
 
 
 def read_candidates(
@@ -125,12 +125,11 @@ class _Prompt(msgspec.Struct):
 
 
 def _prompt(item: Json, logged_input: Any, schemas: dict[str, list[Json]]) -> _Prompt:
-    tools = tuple(schemas.get(_key(logged_input), ())) if schemas else ()
-    if messages := conversation(logged_input, "data.input", role="user", objects_as_text=True):
-        return _Prompt(tuple(messages), tools, None)
-    messages = conversation(item.get("question"), "question", role="user", objects_as_text=True)
-    origin = "the item's question: the event has no input" if messages else "nothing: no input was logged"
-    return _Prompt(tuple(messages), tools, origin)
+    messages, origin = conversation(logged_input, "data.input", role="user", objects_as_text=True), None
+    if not messages:
+        messages = conversation(item.get("question"), "question", role="user", objects_as_text=True)
+        origin = "the item's question: the event has no input" if messages else "nothing: no input was logged"
+    return _Prompt(tuple(messages), tuple(schemas.get(_key(logged_input), ())) if schemas else (), origin)
 
 
 class _Turns(msgspec.Struct):
@@ -155,15 +154,9 @@ class _Turns(msgspec.Struct):
 
 def _candidate(payload: Json, fields: Json, prompt: _Prompt, origin: Origin) -> Parts:
     """Build the experience of a candidate; an empty output becomes an empty answer."""
-    info = filled(
-        {
-            "step_name": name_of(payload),
-            "uuid": payload.get("UUID"),
-            **{key: fields[key] for key in ("turn_id", "turn_index", "candidate_index")},
-            "metadata": payload.get("metadata"),
-            "prompt_from": prompt.origin,
-        }
-    )
+    info: Json = {"step_name": name_of(payload), "uuid": payload.get("UUID")}
+    info |= {key: fields[key] for key in ("turn_id", "turn_index", "candidate_index")}
+    info = filled({**info, "metadata": payload.get("metadata"), "prompt_from": prompt.origin})
     output = fields["output"]
     alternatives = answers(output, "data.output", objects_as_text=True)
     if len(alternatives) > 1:
@@ -185,7 +178,6 @@ def _candidate(payload: Json, fields: Json, prompt: _Prompt, origin: Origin) -> 
 
 
 def _schemas(payloads: list[Json]) -> dict[str, list[Json]]:
-    """Return the tool schemas of LLM_START events, keyed by their input."""
     by_input: dict[str, list[Json]] = {}
     for payload in payloads:
         schemas = objects_in(value_at(payload.get("metadata"), "tools_schema"))
@@ -206,7 +198,6 @@ def matches(value: Any) -> bool:
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield the experiences of a list of steps or of workflow items."""
     listed = value if isinstance(value, list) else [value]
     if not any(isinstance(entry, dict) and "intermediate_steps" in entry for entry in listed):
         yield from _read_item({"intermediate_steps": listed}, 0, 0, origin, options)
@@ -249,7 +240,6 @@ def _read_item(item: Json, number: int, before: int, origin: Origin, options: Op
 def _read_trajectory(
     item: Json, payloads: list[Json], run: int, origin: Origin, options: Options
 ) -> Iterator[Parts | Rejected]:
-    """Convert the LLM and TOOL events of an item to a Trace and yield its experiences."""
     starts = {p["UUID"]: p for p in payloads if p["event_type"] == "LLM_START" and isinstance(p.get("UUID"), str)}
     events: list[ModelCall | ToolRun] = []
     for number, payload in enumerate(payloads):
@@ -272,7 +262,6 @@ def _read_trajectory(
 
 
 def _model_call(payload: Json, start: Json, uuid: str) -> ModelCall:
-    """Convert an LLM_END event and its START to a model call."""
     begun, metadata = (optional_mapping(one.get("metadata"), "metadata") for one in (start, payload))
     first, data = (optional_mapping(one.get("data"), "data") for one in (start, payload))
     # Prefer the logged chat messages; `data.input` often holds the same as flat text.
@@ -300,18 +289,15 @@ def _model_call(payload: Json, start: Json, uuid: str) -> ModelCall:
 
 
 def _tool_run(payload: Json, uuid: str) -> ToolRun:
-    """Convert a TOOL_END event to a tool run."""
     data = optional_mapping(payload.get("data"), "data")
-    output = decode_json_text(data.get("output"))
-    call_id = failure = None
-    result = data.get("output")
-    if isinstance(output, dict) and "tool_call_id" in output:
-        call_id, result = output["tool_call_id"], output.get("content")
-        if output.get("status") == "error":
-            failure = Failure(failure_kind(result, "tool_error"), result if isinstance(result, str) else "")
-    # Without a mark of failure, check the start of the text.
-    if failure is None and isinstance(result, str) and result.startswith("Error:"):
-        failure = Failure(failure_kind(result, "tool_error"), result)
+    result, call_id, has_failed = data.get("output"), None, False
+    output = decode_json_text(result)
+    if has(output, "tool_call_id"):
+        call_id, result, has_failed = output["tool_call_id"], output.get("content"), output.get("status") == "error"
+    shown = result if isinstance(result, str) else ""
+    failure = None
+    if has_failed or shown.startswith("Error:"):
+        failure = Failure(failure_kind(result, "tool_error"), shown)
     return ToolRun(
         id=uuid,
         name=name_of(payload),

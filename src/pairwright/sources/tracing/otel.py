@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from pairwright.errors import PairwrightError
 from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts, split_at_first_answer
-from pairwright.sources.fields import BadRecord, objects_in, text_or_none
+from pairwright.sources.fields import BadRecord, objects_in, plain_numbers, text_or_none
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.any_messages import (
     answers,
@@ -48,23 +48,16 @@ from pairwright.sources.shapes.genai_attributes import (
 )
 from pairwright.sources.shapes.traces import ModelCall, Score, ToolRun, Trace, outermost_of, task_in
 from pairwright.sources.tracing.otel_spans import Event, Span, holds_spans, traces_in
+from pairwright.sources.tracing.span_nodes import one_per_answer
 from pairwright.sources.tracing.trace_to_experiences import read_trace
 
 NAME = "otel"
-# Metric name -> attribute names of the conventions, newest first.
+# Attribute names of the conventions, newest first.
+_NUM_INPUT = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt")
+_NUM_OUTPUT = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion")
 _USAGE = {
-    "input_tokens": (
-        "gen_ai.usage.input_tokens",
-        "gen_ai.usage.prompt_tokens",
-        "llm.token_count.prompt",
-        "ai.usage.inputTokens",
-    ),
-    "output_tokens": (
-        "gen_ai.usage.output_tokens",
-        "gen_ai.usage.completion_tokens",
-        "llm.token_count.completion",
-        "ai.usage.outputTokens",
-    ),
+    "input_tokens": (*_NUM_INPUT, "ai.usage.inputTokens"),
+    "output_tokens": (*_NUM_OUTPUT, "ai.usage.outputTokens"),
 }
 _TOOL_INPUT = ("gen_ai.tool.call.arguments", "tool_arguments", "input.value", "tool.parameters", "ai.toolCall.args")
 _TOOL_OUTPUT = (
@@ -77,12 +70,7 @@ _TOOL_OUTPUT = (
 _MODEL = ("gen_ai.response.model", "gen_ai.request.model", "llm.model_name", "ai.response.model", "ai.model.id")
 
 
-def matches(value: Any) -> bool:
-    return holds_spans(value)
-
-
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield the experiences of each trace in a file."""
     traces = traces_in(value)
     if not traces:
         raise BadRecord("no spans")
@@ -99,7 +87,6 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
 
 
 def _trace(spans: list[Span]) -> Trace:
-    """Convert the spans of one trace to a Trace."""
     by_id = {span.id: span for span in spans}
     parents = {span.id: span.parent for span in spans}
     # A provider's call inside a framework's call is the same call: keep the outer one.
@@ -135,9 +122,7 @@ def _trace(spans: list[Span]) -> Trace:
     if failed is not None and failed.failure is not None:
         info["failed_span"] = {"name": failed.name, "kind": failed.failure.kind, "text": failed.failure.text}
     scores = [score for span in spans for score in span.scores] + _evaluator_scores(spans)
-    return Trace(
-        id=spans[0].trace, events=events, scores=scores, parents=parents, task=task, info=info, refused=refused
-    )
+    return Trace(spans[0].trace, events, scores, parents, task, info, refused)
 
 
 def _is_call(span: Span) -> bool:
@@ -163,7 +148,6 @@ def _is_embedding(span: Span) -> bool:
 
 
 def _calls(span: Span, parent: Span | None, shared: dict[str, tuple[list[Json], int]]) -> list[ModelCall]:
-    """Convert a span to model calls, one per alternative answer."""
     notes: Json = {}
     inputs, flat_input = _input(span)
     # Exporters truncate long attributes; a truncated list of messages is not a prompt.
@@ -186,27 +170,21 @@ def _calls(span: Span, parent: Span | None, shared: dict[str, tuple[list[Json], 
         tools, num_cut = shared[parent.id]
     if num_cut:
         notes["tools_dropped"] = f"{num_cut} schemas are cut JSON text"
-    usage: dict[str, int | float] = {}
-    for name, keys in _USAGE.items():
-        count = _any(span.attributes, *keys)
-        if isinstance(count, int | float) and not isinstance(count, bool):
-            usage[name] = count
+    counts = {name: _any(span.attributes, *keys) for name, keys in _USAGE.items()}
     call = ModelCall(
         id=span.id,
         input=inputs,
-        output=alternatives[0] if alternatives else [],
+        output=[],
         tools=tools,
         parent=span.parent,
         model=text_or_none(_any(span.attributes, *_MODEL)),
         failure=span.failure,
-        usage=usage,
+        usage=plain_numbers(counts),
         # An agent's call with plain text as input and output logs only the opening prompt: the turns are rebuilt.
         flat=flat_input and flat_output and parent is not None and _is_agent(parent),
         notes=notes,
     )
-    if len(alternatives) < 2:
-        return [call]
-    return [replace(call, output=one, notes={**notes, "choice": n}) for n, one in enumerate(alternatives)]
+    return one_per_answer(call, alternatives)
 
 
 def _input(span: Span) -> tuple[list[Message], bool]:
@@ -246,7 +224,6 @@ def _all_events(span: Span) -> list[Event]:
 
 
 def _tool_run(span: Span) -> ToolRun:
-    """Convert a tool span to a ToolRun."""
     attributes = span.attributes
     call_id = _any(attributes, "gen_ai.tool.call.id", "tool.id", "tool_call.id", "ai.toolCall.id")
     name = _any(attributes, "gen_ai.tool.name", "tool.name", "ai.toolCall.name")
@@ -280,4 +257,4 @@ def _evaluator_scores(spans: list[Span]) -> list[Score]:
     return scores
 
 
-FORMAT = Format(NAME, "file", matches, read, "OpenTelemetry GenAI and OpenInference spans")
+FORMAT = Format(NAME, "file", holds_spans, read, "OpenTelemetry GenAI and OpenInference spans")

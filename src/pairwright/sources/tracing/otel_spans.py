@@ -17,12 +17,13 @@ order if any of them has none.
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any
 
 import msgspec
 
 from pairwright.records.messages import Json
-from pairwright.sources.fields import has, index, list_or_empty, object_or_empty, objects_in, text_at
+from pairwright.sources.fields import has, index, list_or_empty, object_or_empty, objects_in, text_at, texts_of
 from pairwright.sources.shapes.tool_errors import failure_kind
 from pairwright.sources.shapes.traces import Failure, Score
 
@@ -53,9 +54,8 @@ def is_span(value: Any) -> bool:
     contexts = (value.get("context"), value.get("spanContext"))
     if any(has(context, "trace_id", "span_id") or has(context, "traceId", "spanId") for context in contexts):
         return True
-    if _is_stored(value) or has(value, "rollout_id", "span_id", attributes=dict):
-        return True
-    return has(value, "traceId", "spanId", "name") or "context.span_id" in value
+    is_logged = has(value, "traceId", "spanId", "name") or has(value, "rollout_id", "span_id", attributes=dict)
+    return is_logged or _is_stored(value) or "context.span_id" in value
 
 
 # Column of a table of spans (lower case, no underscores) -> name in OTLP JSON
@@ -74,7 +74,6 @@ _STORED = {
 
 
 def _is_stored(value: Any) -> bool:
-    """Whether the value is a row of a table of spans."""
     return has(value, SpanAttributes=dict, SpanId=str) or has(value, span_attributes=dict, span_id=str)
 
 
@@ -87,23 +86,22 @@ def holds_spans(value: Any) -> bool:
     if any(isinstance(value.get(key), list) for key in ("resourceSpans", "resourceLogs")) or is_span(value):
         return True
     groups = [next(iter(value.values()), None), value.get("spans") if "trace_id" in value else None]
-    return any(isinstance(group, list) and bool(group) and is_span(group[0]) for group in groups)
+    return any(map(is_span, [group[0] for group in groups if isinstance(group, list) and group]))
 
 
 def traces_in(value: Any) -> list[list[Span]]:
-    """Return the spans of a file, grouped by trace."""
     # By span id: log records, which become events of the span, and annotations stored outside the spans.
     logs: dict[str, list[Event]] = {}
     notes: dict[str, list[Any]] = {}
-    raw = [span for span in _raw_spans(value, logs, notes, 0) if isinstance(span, dict)]
+    raw = [span for span in _raw_spans(value, logs, notes, 0) if isinstance(span, dict)]  # completes logs and notes
     traces: dict[str, list[Span]] = {}
     for number, raw_span in enumerate(raw):
         span = _span(raw_span, number, logs, notes)
         traces.setdefault(span.trace, []).append(span)
+    start = attrgetter("start")
     for spans in traces.values():
-        starts = {id(span): span.start for span in spans if span.start is not None}
-        if len(starts) == len(spans):
-            spans.sort(key=lambda span: starts[id(span)])
+        if None not in map(start, spans):
+            spans.sort(key=start)
     return list(traces.values())
 
 
@@ -159,14 +157,16 @@ def _span(value: Json, number: int, logs: dict[str, list[Event]], notes: dict[st
         # This event holds attributes that newer conventions put on the span; the span's attributes override them.
         if name == "gen_ai.client.inference.operation.details":
             attributes = {**attributes_of_event, **attributes}
+    if rollout is not None:
+        start: int | float | None = index(value.get("sequence_id"))
+    else:
+        start = moment(value.get("startTimeUnixNano", value.get("start_time", value.get("startTime"))))
     return Span(
         id=span_id,
         trace=rollout or text_at(value, *_TRACE_IDS) or "",
         parent=text_at(value, "parentSpanId", "parent_id", "parentSpanContext.spanId"),
         name=text_at(value, "name") or "",
-        start=index(value.get("sequence_id"))
-        if rollout is not None
-        else moment(value.get("startTimeUnixNano", value.get("start_time", value.get("startTime")))),
+        start=start,
         attributes=attributes,
         events=events,
         failure=_failure(value, attributes, events),
@@ -176,8 +176,8 @@ def _span(value: Json, number: int, logs: dict[str, list[Event]], notes: dict[st
 
 def _rollout(value: Json) -> str | None:
     """Return the rollout and attempt of an agent-lightning span, None for any other."""
-    names = [value.get("rollout_id"), value.get("attempt_id")]
-    return "/".join(name for name in names if isinstance(name, str)) if isinstance(names[0], str) else None
+    names = texts_of(value, "rollout_id", "attempt_id")
+    return "/".join(names.values()) if "rollout_id" in names else None
 
 
 def _failure(value: Json, attributes: Json, events: list[Event]) -> Failure | None:
@@ -190,8 +190,8 @@ def _failure(value: Json, attributes: Json, events: list[Event]) -> Failure | No
     if code not in ("STATUS_CODE_ERROR", "ERROR", "Error", 2, "2"):
         return None
     raised = next((event for name, event in events if name == "exception"), {})
-    message = _first(status.get("message"), status.get("description"), raised.get("exception.message")) or ""
-    kind = _first(raised.get("exception.type"), attributes.get("exception.type"), attributes.get("error.type")) or ""
+    message = text_at(status, "message", "description") or text_at(raised, "exception.message") or ""
+    kind = text_at(raised, "exception.type") or text_at(attributes, "exception.type", "error.type") or ""
     return Failure(failure_kind(f"{kind} {message}", "exception"), message or kind)
 
 
@@ -244,7 +244,6 @@ def plain_attributes(value: Any) -> Json:
 
 
 def _any_value(value: Any, depth: int) -> Any:
-    """Convert an OTLP AnyValue to a plain value."""
     if not isinstance(value, dict) or depth > _MAX_DEPTH:
         return None
     for key, item in value.items():
@@ -304,7 +303,3 @@ def moment(value: Any) -> int | float | None:
         seconds, nanoseconds = map(index, value) if len(value) == 2 else (None, None)
         return None if seconds is None or nanoseconds is None else seconds * 10**9 + nanoseconds
     return index(value)
-
-
-def _first(*values: Any) -> str | None:
-    return next((value for value in values if isinstance(value, str) and value), None)

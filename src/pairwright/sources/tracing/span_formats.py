@@ -40,7 +40,9 @@ from typing import Any
 from pairwright.records.json_text import decode
 from pairwright.records.messages import Json
 from pairwright.sources.fields import (
+    filled,
     filled_text,
+    has,
     list_or_empty,
     object_or_empty,
     objects,
@@ -60,10 +62,6 @@ def _has(*alternatives: str) -> Callable[[Any], bool]:
     """Return a predicate for rows that have all keys of at least one alternative (names separated by spaces)."""
     wanted = [frozenset(names.split()) for names in alternatives]
     return lambda row: isinstance(row, dict) and any(keys <= row.keys() for keys in wanted)
-
-
-def _present(**values: Any) -> Json:
-    return {key: value for key, value in values.items() if value is not None}
 
 
 def _decoded(value: Any) -> Any:
@@ -97,7 +95,7 @@ def _litellm(row: Json) -> Json:
 
 def _is_redacted(value: Any) -> bool:
     if isinstance(value, list):
-        return any(_is_redacted(item) for item in value[:3])
+        return any(map(_is_redacted, value[:3]))
     if isinstance(value, dict):
         return _REDACTED in (value.get("content"), value.get("text"))
     return bool(value == _REDACTED)
@@ -163,7 +161,7 @@ def _describe_weave(unit: Any, rows: list[Json]) -> Json:
     return {
         "scores": [score for row in rows for score in _weave_scores(row)],
         "task": task_in(root.get("inputs"), root.get("attributes")),
-        "info": _present(name=_op(root), thread=filled_text(root.get("thread_id"))),
+        "info": filled({"name": _op(root), "thread": filled_text(root.get("thread_id"))}),
     }
 
 
@@ -208,16 +206,10 @@ _RATINGS = {"yes": 1.0, "no": 0.0}
 
 
 def _mlflow_spans(value: Any) -> list[Any]:
-    """Return the spans of a trace, or of a row of traces."""
     trace = object_or_empty(value)
     data = trace.get("data")
     spans = decode_json_text(data.get("spans") if isinstance(data, dict) else trace.get("spans"))
     return spans if isinstance(spans, list) else []
-
-
-def _is_mlflow_span(span: Any) -> bool:
-    attributes = object_or_empty(object_or_empty(span).get("attributes"))
-    return any(str(key).startswith("mlflow.span") for key in attributes)
 
 
 def _mlflow(span: Json) -> Json:
@@ -259,22 +251,19 @@ def _describe_mlflow(trace: Any, spans: list[Json]) -> Json:
             value = _RATINGS.get(value.lower(), value) if isinstance(value, str) else value
             scores.append(Score(name, value, filled_text(item.get("span_id"))))
     trace_id = info.get("trace_id", info.get("request_id"))  # request_id: before version 3
+    title, session = tags.get("mlflow.traceName"), metadata.get("mlflow.trace.session")
     return {
         "trace_id": trace_id if isinstance(trace_id, str) else None,
         "scores": scores,
         "task": task_in(tags, metadata),
-        "info": _present(
-            name=tags.get("mlflow.traceName"),
-            session_id=metadata.get("mlflow.trace.session"),
-            expectations=expectations or None,
-        ),
+        "info": filled({"name": title, "session_id": session, "expectations": expectations or None}),
     }
 
 
 MLFLOW = SpanFormat(
     "mlflow",
     "MLflow traces",
-    _is_mlflow_span,
+    lambda span: has(span, attributes=dict) and any(str(key).startswith("mlflow.span") for key in span["attributes"]),
     {"name": ("name",)},
     _describe_mlflow,
     hook=_mlflow,
@@ -284,21 +273,13 @@ MLFLOW = SpanFormat(
 )
 
 
-def _agents_spans(value: Any) -> list[Any]:
-    """Return the spans of a file, unwrapped from API requests; `_describe_agents` reads the traces."""
-    return [row for row in _agents_rows(value) if object_or_empty(row).get("object") != "trace"]
-
-
 def _agents_rows(value: Any) -> list[Any]:
+    """Return the rows of a file, unwrapped from API requests."""
     flat: list[Any] = []
     for row in listed(value):
         data = row.get("data") if isinstance(row, dict) else None
         flat += data if isinstance(data, list) and "object" not in row else [row]
     return flat
-
-
-def _is_agents_span(row: Any) -> bool:
-    return isinstance(row, dict) and row.get("object") == "trace.span" and isinstance(row.get("span_data"), dict)
 
 
 def _agents(span: Json) -> Json:
@@ -322,19 +303,20 @@ def _describe_agents(unit: Any, spans: list[Json]) -> Json:
     head = next((row for row in rows if row.get("id") == spans[0].get("trace_id")), {})
     return {
         "task": task_in(head.get("metadata"), *(span.get("metadata") for span in spans)),
-        "info": _present(name=filled_text(head.get("workflow_name")), group=filled_text(head.get("group_id"))),
+        "info": filled({"name": filled_text(head.get("workflow_name")), "group": filled_text(head.get("group_id"))}),
     }
 
 
 OPENAI_AGENTS = SpanFormat(
     "openai-agents",
     "OpenAI Agents SDK traces",
-    _is_agents_span,
+    lambda row: has(row, span_data=dict) and row.get("object") == "trace.span",
     {"trace": ("trace_id",), "id": ("id",), "parent": ("parent_id",), "start": ("started_at",)},
     _describe_agents,
     hook=_agents,
     roles={"generation": "call", "response": "call", "function": "tool"},
-    rows=_agents_spans,
+    # `_describe_agents` reads the traces.
+    rows=lambda value: [row for row in _agents_rows(value) if object_or_empty(row).get("object") != "trace"],
 )
 
 
@@ -489,12 +471,11 @@ def _describe_deepeval(trace: Any, spans: list[Json]) -> Json:
     for place, target in ((trace, None), *((span, filled_text(span.get("uuid"))) for span in spans)):
         for _, metric in optional_objects(place.get("metricsData"), "metricsData"):
             scores.append(Score(filled_text(metric.get("name")) or "score", metric.get("score"), target))
-    keys = ("name", "threadId", "expectedOutput")
     return {
         "trace_id": filled_text(trace.get("uuid")),
         "scores": scores,
         "task": task_in(trace.get("metadata")),
-        "info": _present(**{key: trace.get(key) for key in keys}),
+        "info": filled({key: trace.get(key) for key in ("name", "threadId", "expectedOutput")}),
     }
 
 
@@ -566,7 +547,7 @@ def _nested_runs(value: Any, depth: int) -> Iterator[Json]:
 
 def _langsmith(run: Json) -> Json:
     inputs, outputs = decode_json_text(run.get("inputs")), decode_json_text(run.get("outputs"))
-    extra, metadata = object_or_empty(run.get("extra")), _run_metadata(run)
+    extra, metadata = object_or_empty(run.get("extra")), object_or_empty(value_at(run, "extra.metadata"))
     fields: Json = {"error": filled_text(run.get("error")) or ("" if run.get("status") == "error" else None)}
     if run.get("run_type") == "tool":
         inner = decode_json_text(outputs.get("output", outputs) if isinstance(outputs, dict) else outputs)
@@ -600,36 +581,26 @@ def _langsmith(run: Json) -> Json:
     }
 
 
-def _run_metadata(run: Json) -> Json:
-    return object_or_empty(value_at(run, "extra.metadata"))
-
-
 def _describe_langsmith(unit: Any, runs: list[Json]) -> Json:
     ids = {run["id"] for run in runs}
     root = next((run for run in runs if filled_text(run.get("parent_run_id")) not in ids), runs[0])
     scores: list[Score] = []
     for run in runs:
-        stats = run.get("feedback_stats")
-        own = [
-            Score(
-                filled_text(item.get("key")) or "score",
-                item.get("value") if item.get("score") is None else item["score"],
-                filled_text(item.get("run_id")) or run["id"],
-            )
-            for item in objects_in(run.get("feedback"))
-        ]
-        averages = stats if isinstance(stats, dict) and not own else {}
-        scores += own or [
-            Score(str(key), item.get("avg") if isinstance(item, dict) else item, run["id"])
-            for key, item in averages.items()
-        ]
+        feedback = objects_in(run.get("feedback"))
+        for item in feedback:
+            number = item.get("value") if item.get("score") is None else item["score"]
+            name, target = filled_text(item.get("key")) or "score", filled_text(item.get("run_id")) or run["id"]
+            scores.append(Score(name, number, target))
+        averages = {} if feedback else object_or_empty(run.get("feedback_stats"))
+        for key, item in averages.items():
+            scores.append(Score(str(key), item.get("avg") if isinstance(item, dict) else item, run["id"]))
     # A failure of the root is kept, unless the root is the call itself and already has the failure.
-    has_calls = any(run.get("run_type") == "llm" for run in runs if run is not root)
+    error = root.get("error") if any(run.get("run_type") == "llm" for run in runs if run is not root) else None
     session = filled_text(root.get("session_name")) or filled_text(root.get("session_id"))
     return {
         "scores": scores,
-        "task": task_in(root, _run_metadata(root), root.get("inputs")),
-        "info": _present(name=root.get("name"), session=session, error=root.get("error") if has_calls else None),
+        "task": task_in(root, value_at(root, "extra.metadata"), root.get("inputs")),
+        "info": filled({"name": root.get("name"), "session": session, "error": error}),
     }
 
 

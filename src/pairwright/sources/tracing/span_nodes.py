@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from pairwright.errors import PairwrightError
 from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts
-from pairwright.sources.fields import BadRecord, filled_text, items, mapping, value_at
+from pairwright.sources.fields import BadRecord, filled_text, items, mapping, text_at, value_at
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.any_messages import (
     answers,
@@ -82,29 +82,12 @@ def trace_of_nodes(
             except PairwrightError as error:  # other calls of the trace may be readable
                 refused.append(f"span {node.id!r}: {error}")
         elif node.role == "tool":
-            run = ToolRun(
-                id=node.id,
-                name=node.name,
-                output=node.output,
-                arguments=node.input,
-                call_id=node.call_id,
-                parent=node.parent,
-                failure=node.failure,
-            )
+            run = ToolRun(node.id, node.name, node.output, node.input, node.call_id, node.parent, node.failure)
             events.append(run)
-    return Trace(
-        id=trace_id,
-        events=events,
-        scores=scores or [],
-        parents=parents,
-        task=task,
-        info=info or {},
-        refused=refused,
-    )
+    return Trace(trace_id, events, scores or [], parents, task, info or {}, refused)
 
 
 def _calls(node: Node) -> list[ModelCall]:
-    """Convert a node to model calls, one per alternative answer."""
     inputs, output = decode_input(node.input), decode_output(node.output)
     messages = conversation(inputs, "input", role="user")
     if not messages or messages[0].role not in ("system", "developer"):
@@ -115,14 +98,18 @@ def _calls(node: Node) -> list[ModelCall]:
         output=[],
         tools=tools_in(node.tools) or tools_in(inputs if isinstance(inputs, dict) else None),
         parent=node.parent,
-        model=node.model or _model_in(output) or _model_in(inputs),
+        model=node.model or text_at(output, "model") or text_at(inputs, "model"),
         failure=node.failure,
         usage=usage_of(node.usage) or usage_of(output.get("usage") if isinstance(output, dict) else None),
     )
-    alternatives: list[list[Message]] = answers(output, "output")
+    return one_per_answer(call, answers(output, "output"))
+
+
+def one_per_answer(call: ModelCall, alternatives: list[list[Message]]) -> list[ModelCall]:
+    """Return a call once per alternative answer; an empty answer is still a call, which may have failed."""
     if len(alternatives) < 2:
         return [replace(call, output=alternatives[0] if alternatives else [])]
-    return [replace(call, output=one, notes={"choice": n}) for n, one in enumerate(alternatives)]
+    return [replace(call, output=one, notes={**call.notes, "choice": n}) for n, one in enumerate(alternatives)]
 
 
 def usage_of(value: Any) -> dict[str, int | float]:
@@ -136,10 +123,6 @@ def usage_of(value: Any) -> dict[str, int | float]:
         if isinstance(count, int | float) and not isinstance(count, bool):
             counts[name] = count
     return counts
-
-
-def _model_in(value: Any) -> str | None:
-    return filled_text(value.get("model")) if isinstance(value, dict) else None
 
 
 _SAMPLE = 3  # rows checked by `matches`
@@ -202,10 +185,7 @@ class SpanFormat:
             model=filled_text(fields.get("model")),
             call_id=filled_text(fields.get("call_id")),
             failure=failure,
-            input=fields.get("input"),
-            output=fields.get("output"),
-            tools=fields.get("tools"),
-            usage=fields.get("usage"),
+            **{name: fields.get(name) for name in ("input", "output", "tools", "usage")},
         )
 
     def _value(self, row: Json, name: str) -> Any:

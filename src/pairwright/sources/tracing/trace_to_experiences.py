@@ -24,19 +24,12 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from pairwright.records.messages import (
-    ErrorSite,
-    Json,
-    Message,
-    ToolCall,
-    canonical_arguments,
-    canonical_content,
-)
+from pairwright.records.messages import ErrorSite, Json, Message, ToolCall, canonical_arguments, canonical_content
 from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import json_text
 from pairwright.sources.format import Origin, Rejected
 from pairwright.sources.shapes.any_messages import tool_content
-from pairwright.sources.shapes.tool_errors import ErrorKind, tool_names
+from pairwright.sources.shapes.tool_errors import tool_names
 from pairwright.sources.shapes.traces import (
     Failure,
     ModelCall,
@@ -67,16 +60,16 @@ class _Chain(msgspec.Struct, eq=False):
     known: _Prefixes  # shared by the whole trace
     runs: list[ToolRun] = []  # tool runs since the last call, of the same parent
     failures: list[tuple[int, Failure]] = []  # of calls: (position of the last input message, failure)
-    results: dict[int, Failure] = {}  # of tool runs, by position of the added result
+    results: dict[int, str] = {}  # kinds of failures of tool runs, by position of the added result
     rebuilt: str | None = None  # the source of a reconstruction
     repeats: "_Chain | None" = None  # an earlier chain of the same parent that logged the same input
 
 
 class _Findings(msgspec.Struct):
-    """Scores of a trace, failures by call id, and the first failed tool runs without a message, by parent."""
+    """Scores of a trace, kinds of failures by call id, and the first failed tool runs without a message, by parent."""
 
     scores: ScoreIndex
-    failures: dict[str, Failure] = {}
+    failures: dict[str, str] = {}
     unseen: dict[str | None, list[Json]] = {}
 
 
@@ -87,7 +80,7 @@ def _findings(trace: Trace, runs: list[ToolRun], chains: list[_Chain]) -> _Findi
         return findings
     answered_ids = {message.tool_call_id for chain in chains for message in chain.messages if message.role == "tool"}
     for run, failure in failed:
-        findings.failures[run.call_id or run.id] = failure
+        findings.failures[run.call_id or run.id] = failure.kind
         unseen = findings.unseen.setdefault(run.parent, [])
         if run.call_id not in answered_ids and run.id not in answered_ids and len(unseen) < _MAX_UNSEEN:
             unseen.append({"tool": run.name, "kind": failure.kind, "text": failure.text})
@@ -100,7 +93,7 @@ def read_trace(name: str, trace: Trace, origin: Origin, *, position: int) -> Ite
     `position` is the index of the trace in its file, used as the run number if the trace has no id.
     """
     for refusal in trace.refused:
-        yield Rejected(file=origin.file, line=origin.line, reason=f"trace {trace.id!r}, {refusal}", format=name)
+        yield origin.rejected(f"trace {trace.id!r}, {refusal}", name)
     number = run_of(trace.id, position)
     runs = [event for event in trace.events if isinstance(event, ToolRun)]
     by_id = {run.call_id: run for run in runs if run.call_id is not None}
@@ -112,8 +105,7 @@ def read_trace(name: str, trace: Trace, origin: Origin, *, position: int) -> Ite
     for chain in chains:
         reason = _why_unusable(chain)
         if reason is not None:
-            reason = f"trace {trace.id!r}, call {chain.calls[-1].id!r}: {reason}"
-            yield Rejected(file=origin.file, line=origin.line, reason=reason, format=name)
+            yield origin.rejected(f"trace {trace.id!r}, call {chain.calls[-1].id!r}: {reason}", name)
             continue
         step = steps.setdefault(chain.opening, len(steps))
         yield _experience(name, trace, chain, findings, origin, number, step)
@@ -155,7 +147,10 @@ def _chains(events: list[ModelCall | ToolRun]) -> list[_Chain]:
                 latest[event.parent].runs.append(event)
             continue
         above = latest.get(event.parent)
-        prefixes = _prefixes(event.input, above, known_prefixes)
+        prefixes = [0]
+        if above is not None and event.input[: len(above.messages)] == above.messages:
+            prefixes = above.prefixes.copy()
+        _numbered(prefixes, event.input[len(prefixes) - 1 :], known_prefixes)
         repeats: _Chain | None = None
         chain, known = _find_chain(prefixes, ends)
         if chain is None and event.flat:
@@ -283,7 +278,7 @@ def _answer_open_calls(chain: _Chain, by_id: dict[str, ToolRun]) -> None:
 def _add_result(chain: _Chain, run: ToolRun, call_id: str | None) -> None:
     output = run.output
     if run.failure is not None:
-        chain.results[len(chain.messages)] = run.failure
+        chain.results[len(chain.messages)] = run.failure.kind
         output = run.failure.text if output is None else output
     chain.messages.append(Message("tool", tool_content(output), tool_call_id=call_id, name=run.name))
 
@@ -324,10 +319,13 @@ def _experience(
         unseen = [failure for parent in parents for failure in findings.unseen.get(parent, [])]
         if unseen:
             info["tool_failures"] = unseen
-    errors: list[ErrorSite] = []
-    if chain.failures:
-        available = tool_names(tools if known is None else known)
-        errors = [ErrorSite(n, failed.kind, failed.text, available_tools=available) for n, failed in chain.failures]
+    available = tool_names(tools if known is None else known) if chain.failures else ()
+
+    def kind_of(position: int, message: Message) -> str | None:
+        return chain.results.get(position) or findings.failures.get(message.tool_call_id or "")
+
+    last = chain.messages[-1]
+    is_cut = last.role == "assistant" and str(last.extra.get("finish_reason")).lower() in _TRUNCATED
     return Parts(
         name,
         origin,
@@ -339,38 +337,17 @@ def _experience(
         tools=tools,
         known_tools=known,
         reward_components=components,
-        error_kind=_marks_of(chain, findings) if chain.results or findings.failures else None,
-        errors=errors,
+        error_kind=kind_of if chain.results or findings.failures else None,
+        errors=[ErrorSite(n, failed.kind, failed.text, available_tools=available) for n, failed in chain.failures],
         info=info,
         metrics=usage,
         model_version=model,
-        truncate_status="response_truncated" if _is_truncated(chain.messages[-1]) else None,
+        truncate_status="response_truncated" if is_cut else None,
     )
 
 
-def _marks_of(chain: _Chain, findings: _Findings) -> ErrorKind:
-    """Return the function that looks up the failures which the trace recorded of tool runs."""
-
-    def kind_of(position: int, message: Message) -> str | None:
-        failure = chain.results.get(position) or findings.failures.get(message.tool_call_id or "")
-        return None if failure is None else failure.kind
-
-    return kind_of
-
-
-def _prefixes(messages: list[Message], before: _Chain | None, known: _Prefixes) -> list[int]:
-    """Return the numbers of all prefixes of an input; those of `before` are known if the input begins with it."""
-    numbers = [0]
-    if before is not None and messages[: len(before.messages)] == before.messages:
-        numbers = before.prefixes.copy()
-    return _numbered(numbers, messages[len(numbers) - 1 :], known)
-
-
 def _numbered(numbers: list[int], messages: list[Message], known: _Prefixes) -> list[int]:
-    """Append to the number of a prefix those of the prefixes that end with the next messages, and return all.
-
-    Ids and reasoning of the messages are ignored.
-    """
+    """Append the numbers of the prefixes that end with the next messages, and return all; ignores ids and reasoning."""
     number = numbers[-1]
     for message in messages:
         body: Any = message.content
@@ -382,9 +359,3 @@ def _numbered(numbers: list[int], messages: list[Message], known: _Prefixes) -> 
         number = known.setdefault((number, message.role, body), len(known) + 1)
         numbers.append(number)
     return numbers
-
-
-def _is_truncated(message: Message) -> bool:
-    if not message.extra or message.role != "assistant":
-        return False
-    return str(message.extra.get("finish_reason")).lower() in _TRUNCATED
