@@ -83,7 +83,6 @@ def optional_text(value: Any, where: str) -> str | None:
 
 
 def filled_text(value: Any) -> str | None:
-    """Return text that is not empty, else None."""
     return value if isinstance(value, str) and value else None
 
 
@@ -96,13 +95,17 @@ def text_or_none(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
+def type_of(value: Any) -> str:
+    """Return the `type` of an object, or "" if it has none."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    return kind if isinstance(kind, str) else ""
+
+
 def object_or_empty(value: Any) -> Json:
-    """Return an object, or {} for any other value."""
     return value if isinstance(value, dict) else {}
 
 
 def list_or_empty(value: Any) -> list[Any]:
-    """Return a list, or [] for any other value."""
     return value if isinstance(value, list) else []
 
 
@@ -112,12 +115,10 @@ def objects_in(value: Any) -> list[Json]:
 
 
 def texts_of(fields: Json, *keys: str) -> Json:
-    """Return the fields under these keys that are text."""
     return {key: fields[key] for key in keys if isinstance(fields.get(key), str)}
 
 
 def filled(fields: Json) -> Json:
-    """Return the fields that are not null."""
     return {key: value for key, value in fields.items() if value is not None}
 
 
@@ -192,9 +193,6 @@ def kind_of(value: Any) -> str:
         return "null"
     names = {dict: "an object", list: "a list", str: "text", bool: "a boolean", int: "a number", float: "a number"}
     return names.get(type(value), type(value).__name__)
-
-
-# Fields that hold JSON encoded as text, as in flat tables.
 
 
 def json_value(value: Any, where: str) -> Any:

@@ -41,8 +41,7 @@ from pairwright.sources.fields import (
     text_or_none,
 )
 from pairwright.sources.format import Format, Options, Origin, PartOfAnother, Rejected
-from pairwright.sources.shapes.chat_messages import content_from_chat, tools_from_chat
-from pairwright.sources.shapes.read_call import read_call
+from pairwright.sources.shapes.chat_messages import content_from_chat, read_call, tools_from_chat
 from pairwright.sources.shapes.read_each import read_each
 from pairwright.sources.shapes.recorded_tokens import tokens_of_turns, turn_tokens
 from pairwright.sources.shapes.tool_errors import failure_kind

@@ -49,8 +49,7 @@ from pairwright.sources.fields import (
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.anthropic import plain_content
-from pairwright.sources.shapes.chat_messages import content_from_chat
-from pairwright.sources.shapes.read_call import read_call
+from pairwright.sources.shapes.chat_messages import content_from_chat, read_call
 from pairwright.sources.shapes.read_each import read_each
 
 # Inspect error type -> failure kind; others are "tool_error".

@@ -24,12 +24,8 @@ from pairwright.sources.datasets.row_format import RowFormat, as_row
 from pairwright.sources.datasets.row_names import COMPLETIONS, SYSTEMS, plain_name, singular, system_of
 from pairwright.sources.fields import BadRecord, items, json_value, mapping
 from pairwright.sources.shapes.any_messages import conversation
-from pairwright.sources.shapes.chat_messages import (
-    is_left_out,
-    message_from_chat,
-    read_weight,
-    usual_chat,
-)
+from pairwright.sources.shapes.chat_messages import is_left_out, message_from_chat, read_weight
+from pairwright.sources.shapes.plain_messages import usual_chat
 from pairwright.sources.shapes.row_fields import names_in, reward_in, task_key, tools_of
 
 _KEPT = ("parallel_tool_calls", "chat_template_kwargs")  # of a request

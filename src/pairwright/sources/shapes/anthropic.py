@@ -24,8 +24,7 @@ from pairwright.sources.fields import (
     optional_text,
     text,
 )
-from pairwright.sources.shapes.chat_messages import content_from_chat
-from pairwright.sources.shapes.read_call import read_call
+from pairwright.sources.shapes.chat_messages import content_from_chat, read_call
 
 # Block types specific to Anthropic.
 BLOCK_TYPES = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking", "server_tool_use"})

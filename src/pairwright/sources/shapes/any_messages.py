@@ -16,19 +16,32 @@ An object or list of any other shape raises BadRecord with its keys: it is never
 """
 
 import re
-from functools import lru_cache
 from typing import Any
 
 import msgspec
 
-from pairwright.records.json_text import decode, encode
+from pairwright.records.json_text import decode
 from pairwright.records.messages import Json, Message, ToolCall
-from pairwright.sources.fields import BadRecord, has, json_text, mapping, optional_text, text, text_or_none
+from pairwright.sources.fields import (
+    BadRecord,
+    filled_text,
+    has,
+    json_text,
+    list_or_empty,
+    mapping,
+    object_or_empty,
+    objects,
+    optional_text,
+    text,
+    text_or_none,
+    type_of,
+)
 from pairwright.sources.shapes.anthropic import (
     BLOCK_TYPES,
     has_blocks,
     is_anthropic_response,
     system_from_anthropic,
+    text_block,
     tools_from_anthropic,
     turn_from_anthropic,
 )
@@ -38,7 +51,7 @@ from pairwright.sources.shapes.bedrock import (
     is_bedrock_response,
     turn_from_bedrock,
 )
-from pairwright.sources.shapes.chat_messages import PlainTurn, check_plain, message_from_chat, message_from_turn
+from pairwright.sources.shapes.chat_messages import message_from_chat, read_call, with_finish_reason
 from pairwright.sources.shapes.google_genai import (
     answers_from_genai,
     field,
@@ -57,6 +70,7 @@ from pairwright.sources.shapes.langchain_messages import (
     turn_from_blocks,
     unwrap,
 )
+from pairwright.sources.shapes.plain_messages import plain_messages
 from pairwright.sources.shapes.responses import messages_from_items
 from pairwright.sources.shapes.vercel import (
     are_vercel_calls,
@@ -104,10 +118,8 @@ def conversation(value: Any, where: str, *, role: str, objects_as_text: bool = F
     messages = plain_messages(value)
     if messages is None:
         messages = _read_known_shape(value, where, role, 0)
-    if messages is not None:
-        return messages
-    if value is None:
-        return []
+    if messages is not None or value is None:
+        return messages or []
     text = only_text(value)
     if text is None:
         if not objects_as_text:
@@ -130,57 +142,12 @@ def answers(value: Any, where: str, *, objects_as_text: bool = False) -> list[li
         batch = inside["generations"]
         if len(batch) == 1 and isinstance(batch[0], list):
             batch = batch[0]
-        if batch and all(isinstance(item, dict) for item in batch):
+        if batch and all(map(has, batch)):
             return [_choice(item, f"{where}.generations[{n}]") for n, item in enumerate(batch)]
     if is_genai_response(inside):
         return answers_from_genai(inside, where)
     messages = join_calls(conversation(value, where, role="assistant", objects_as_text=objects_as_text))
     return [messages] if messages else []
-
-
-# Fast path for plain chat messages (only role, text, calls and ids). Each call in a log repeats the messages of the
-# previous call, so short messages are cached by their JSON text.
-
-_NUM_KNOWN, _SHORT = 2048, 4096
-_decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
-_decode_turn = msgspec.json.Decoder(PlainTurn).decode
-
-
-def plain_messages(value: Any) -> list[Message] | None:
-    """Read one or several plain chat messages, or JSON text of them; None for anything else.
-
-    The result equals that of `conversation`, which also reads other shapes.
-    """
-    try:
-        if not isinstance(value, str):
-            return _convert_plain(value) if value and isinstance(value, list | dict) else None
-        if value[:1] == "{":
-            text = value.encode()
-            return [_known_plain(text) if len(text) <= _SHORT else _read_plain(text)]
-        if value[:1] != "[":
-            return None
-        texts = map(encode, _decode_list(value))  # copies the bytes of a Raw faster than `bytes`
-        return [_known_plain(text) if len(text) <= _SHORT else _read_plain(text) for text in texts] or None
-    except (ValueError, RecursionError):  # not plain: left to `conversation`
-        return None
-
-
-def _read_plain(text: bytes) -> Message:
-    """Read a plain message; raises ValueError for any other value."""
-    turn = _decode_turn(text)
-    check_plain(turn)
-    return message_from_turn(turn)
-
-
-_known_plain = lru_cache(_NUM_KNOWN)(_read_plain)
-
-
-def _convert_plain(value: list[Any] | Json) -> list[Message]:
-    """Convert decoded plain messages; raises ValueError for any other value."""
-    turns = msgspec.convert(value if isinstance(value, list) else [value], list[PlainTurn])
-    for turn in turns:
-        check_plain(turn)
-    return [message_from_turn(turn) for turn in turns]
 
 
 def join_calls(messages: list[Message]) -> list[Message]:
@@ -279,21 +246,18 @@ def split_rendering(messages: list[Message]) -> list[Message]:
 
 def instructions_in(value: Any) -> list[Message]:
     """Return the system prompt from the `instructions` of a request or response."""
-    inside = decode_json_text(value)
-    text = inside.get("instructions") if isinstance(inside, dict) else None
-    return [Message("system", text)] if isinstance(text, str) and text else []
+    text = filled_text(object_or_empty(decode_json_text(value)).get("instructions"))
+    return [] if text is None else [Message("system", text)]
 
 
 def tools_in(value: Any) -> list[Json]:
     """Return the tool schemas of a request, response or list as function schemas; other values are skipped."""
     inside = decode_json_text(value)
     if isinstance(inside, dict):
-        config = inside.get("config")
-        config = config if isinstance(config, dict) else {}
+        config = object_or_empty(inside.get("config"))
         inside = inside.get("tools") or inside.get("functions") or config.get("tools")
-    inside = decode_json_text(inside)
     schemas: list[Json] = []
-    for tool in map(decode_json_text, inside if isinstance(inside, list) else []):
+    for tool in map(decode_json_text, list_or_empty(decode_json_text(inside))):
         if not isinstance(tool, dict):
             continue
         if field(tool, "function_declarations") is not None:
@@ -311,7 +275,7 @@ def tool_content(value: Any) -> str | list[Json] | None:
         return value
     if isinstance(value, dict) and isinstance(value.get("content"), list) and value.keys() <= _TOOL_RESULT:
         value = value["content"]  # a result of MCP
-    if isinstance(value, list) and value and all(_type(part) in _CONTENT_TYPES for part in value):
+    if isinstance(value, list) and value and all(type_of(part) in _CONTENT_TYPES for part in value):
         return value[0]["text"] if len(value) == 1 and _is_text(value[0]) else value
     return json_text(value)
 
@@ -364,7 +328,7 @@ def _from_list(value: list[Any], where: str, role: str, depth: int) -> list[Mess
     value = name_tool_turns(value)
     shaped = [isinstance(item, dict) and _is_message(item) for item in value]
     if not any(shaped):
-        if all(_type(item) in _CONTENT_TYPES for item in value) or (role == "assistant" and _are_calls(value)):
+        if all(type_of(item) in _CONTENT_TYPES for item in value) or (role == "assistant" and _are_calls(value)):
             return _messages({"role": role, "content": value}, where)
         # One response in a list, or contents without a role.
         if len(value) == 1 and isinstance(value[0], dict):
@@ -379,7 +343,7 @@ def _from_list(value: list[Any], where: str, role: str, depth: int) -> list[Mess
 
 def _is_item(value: Json) -> bool:
     """Whether a message is an item of the Responses API; Anthropic responses have the type "message", too."""
-    return _type(value) in _ITEM_TYPES and not is_anthropic_response(value)
+    return type_of(value) in _ITEM_TYPES and not is_anthropic_response(value)
 
 
 def _is_message(value: Json) -> bool:
@@ -388,7 +352,7 @@ def _is_message(value: Json) -> bool:
         return role.lower() in _KNOWN_ROLES and not _BODY.isdisjoint(value)
     if value.get("lc") is not None or value.get("type") == "constructor":
         return isinstance(value.get("kwargs"), dict)
-    kind = _type(value)
+    kind = type_of(value)
     return (kind in TYPES and "content" in value) or kind in _ITEM_TYPES
 
 
@@ -403,11 +367,8 @@ def _choice(value: Any, where: str) -> list[Message]:
         messages = [Message("assistant", choice["text"])]
     else:
         raise BadRecord(f"{where}: {describe(choice)}: neither a message nor text")
-    info = choice.get("generation_info")
-    reason = choice.get("finish_reason") or (info.get("finish_reason") if isinstance(info, dict) else None)
-    if messages and isinstance(reason, str):
-        messages[-1] = msgspec.structs.replace(messages[-1], extra={**messages[-1].extra, "finish_reason": reason})
-    return messages
+    info = object_or_empty(choice.get("generation_info"))
+    return with_finish_reason(messages, choice.get("finish_reason") or info.get("finish_reason"))
 
 
 def _messages(item: Json, where: str) -> list[Message]:
@@ -441,9 +402,9 @@ def _are_calls(content: Any) -> bool:
 
 
 def _is_call(call: Any) -> bool:
-    if not has(call, "id", "function") or not call.keys() <= _CALL_KEYS:
+    if not has(call, "id", function=dict, type=str) or not call.keys() <= _CALL_KEYS:
         return False
-    return call.get("type") == "function" and has(call["function"], name=str)
+    return call["type"] == "function" and has(call["function"], name=str)
 
 
 def _from_parts(item: Json, where: str) -> list[Message]:
@@ -452,22 +413,18 @@ def _from_parts(item: Json, where: str) -> list[Message]:
     content: list[Json] = []
     calls: list[ToolCall] = []
     thoughts: list[str] = []
-    for number, raw_part in enumerate(item["parts"]):
-        at = f"{where}.parts[{number}]"
-        part = mapping(raw_part, at)
-        kind = part.get("type")
+    for at, part in objects(item["parts"], f"{where}.parts"):
+        kind, said = part.get("type"), text_or_none(part.get("content", part.get("text")))
         if kind == "tool_call_response":
             result = part.get("response", part.get("result", part.get("content")))
             name = optional_text(part.get("name"), f"{at}.name")
             messages.append(Message("tool", tool_content(result), tool_call_id=_call_id(part), name=name))
         elif kind == "tool_call":
-            arguments = part.get("arguments")
-            name = text(part.get("name"), f"{at}.name")
-            calls.append(ToolCall(name, "" if arguments is None else json_text(arguments), _call_id(part)))
-        elif isinstance(kind, str) and kind in _REASONING and (thought := _text_of_part(part)) is not None:
-            thoughts.append(thought)
-        elif kind in ("text", None) and (text_of := _text_of_part(part)) is not None:
-            content.append({"type": "text", "text": text_of})
+            calls.append(read_call({**part, "id": _call_id(part)}, at))
+        elif isinstance(kind, str) and kind in _REASONING and said is not None:
+            thoughts.append(said)
+        elif kind in ("text", None) and said is not None:
+            content.append(text_block(said))
         else:
             content.append(part)
     if content or calls or thoughts or not messages:
@@ -485,10 +442,6 @@ def _from_parts(item: Json, where: str) -> list[Message]:
     return messages
 
 
-def _text_of_part(part: Json) -> str | None:
-    return text_or_none(part.get("content", part.get("text")))
-
-
 def _call_id(part: Json) -> str | None:
     """Return the id of a call; a list of ids (Microsoft's agents) becomes JSON text."""
     return None if part.get("id") is None else json_text(part["id"])
@@ -496,8 +449,3 @@ def _call_id(part: Json) -> str | None:
 
 def _is_text(part: Any) -> bool:
     return has(part, text=str) and part.get("type") == "text" and len(part) == 2
-
-
-def _type(part: Any) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    return kind if isinstance(kind, str) else ""

@@ -15,7 +15,7 @@ from typing import Any
 
 from pairwright.records.messages import Json, Message, ToolCall
 from pairwright.sources.fields import BadRecord, has, json_text, kind_of, mapping, optional_objects, optional_text
-from pairwright.sources.shapes.read_call import read_call
+from pairwright.sources.shapes.chat_messages import read_call
 
 _ROLES = {"model": "assistant", "assistant": "assistant", "function": "tool", "tool": "tool", "user": "user"}
 # Keys of a part that hold its data, in snake case.

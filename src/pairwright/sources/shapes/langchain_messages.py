@@ -42,7 +42,6 @@ def unwrap(message: Json) -> Json:
 
 
 def chat_from_langchain(message: Json, where: str) -> Json:
-    """Normalize a chat or LangChain message to the chat shape."""
     role = message.get("role", message.get("type"))
     chat = {
         key: value for key, value in message.items() if key not in _NOISE and not key.startswith(("gen_ai.", "event."))

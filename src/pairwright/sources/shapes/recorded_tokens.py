@@ -134,7 +134,6 @@ def _turns(output: list[Any]) -> tuple[list[TurnTokens], str | None]:
 
 
 def _flat(output: list[Any]) -> list[Json]:
-    """Flatten nested lists of items; messages_from_items has already validated them."""
     flat: list[Json] = []
     for item in output:
         flat += item if isinstance(item, list) else [item]

@@ -168,7 +168,6 @@ def _add_reasoning(item: Json, turn: Json, where: str, number: int) -> None:
 
 
 def _join_reasoning(parts: Any, where: str) -> str:
-    """Join the texts of reasoning parts with newlines."""
     # Fast path: a single summary part.
     if type(parts) is list and len(parts) == 1 and type(part := parts[0]) is dict:
         return optional_text(part.get("text"), where) or ""

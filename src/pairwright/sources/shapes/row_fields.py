@@ -54,7 +54,6 @@ def _names_among(keys: tuple[str, ...]) -> Names:
 
 
 def task_of(row: Json, names: Names | None = None) -> int | str | None:
-    """Return the task id of a row, or None."""
     key = task_key(row, names or names_in(row))
     return None if key is None else identifier(row[key])
 

@@ -102,7 +102,6 @@ class SessionFormat:
     unit: Literal["record", "file"] = "file"
 
     def read(self, value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-        """Yield the experiences of a session."""
         session = Session(self.name)
         found, where = self.begin(value, session, origin), "session"
         is_document = isinstance(found, dict)

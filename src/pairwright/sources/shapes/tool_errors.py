@@ -338,7 +338,6 @@ def _value_kind(value: Any, depth: int) -> str | None:
 
 
 def _status_of(value: Json) -> int | None:
-    """Return the exit status among the fields of an object."""
     if _ONLY_STATUS.isdisjoint(value):
         return None
     return next((value[key] for key in _STATUS_KEYS if _is_number(value.get(key))), None)
@@ -377,7 +376,6 @@ def _is_envelope(value: Json) -> bool:
 
 
 def _words_of(value: Json) -> str:
-    """Return the text used to classify a failure."""
     for key in ("error", "message", "msg", "detail", "reason", "stderr", "output", "stdout", "content"):
         words = value.get(key)
         if isinstance(words, dict):

@@ -23,8 +23,9 @@ from pairwright.sources.fields import (
     optional_objects,
     optional_text,
     text,
+    type_of,
 )
-from pairwright.sources.shapes.read_call import read_call
+from pairwright.sources.shapes.chat_messages import read_call
 
 _PART_TYPES = frozenset({"tool-call", "tool-result", "redacted-reasoning"})
 _DROPPED = frozenset({"providerOptions", "providerMetadata", "experimental_providerMetadata", "state"})
@@ -60,10 +61,10 @@ def tools_from_vercel(tools: Any, where: str) -> list[Json]:
 
 def is_vercel_message(value: Any) -> bool:
     """Whether the value is a message with parts specific to this SDK."""
-    if has(value, role=str, content=list) and any(_kind(part) in _PART_TYPES for part in value["content"]):
+    if has(value, role=str, content=list) and any(type_of(part) in _PART_TYPES for part in value["content"]):
         return True
     return has(value, role=str, parts=list) and any(
-        _is_ui_tool(part) or _kind(part) == "step-start" for part in value["parts"]
+        _is_ui_tool(part) or type_of(part) == "step-start" for part in value["parts"]
     )
 
 
@@ -118,7 +119,7 @@ def _from_ui(message: Json, where: str) -> list[Message]:
             steps[-1] += _ui_tool(part, at)
         elif isinstance(kind, str) and not kind.startswith(("data-", "source")):  # for the page, not from the model
             # Without step marks, text after a result starts the next step.
-            if any(_kind(other) == "tool-result" for other in steps[-1]):
+            if any(type_of(other) == "tool-result" for other in steps[-1]):
                 steps.append([])
             steps[-1].append(part)
     return [turn for step in steps if step for turn in _from_parts(role, step, f"{where}.parts")]
@@ -143,7 +144,7 @@ def _ui_tool(part: Json, where: str) -> list[Json]:
 
 
 def _is_ui_tool(part: Any) -> bool:
-    kind = _kind(part)
+    kind = type_of(part)
     return kind in ("tool-invocation", "dynamic-tool") or (kind.startswith("tool-") and "toolCallId" in part)
 
 
@@ -159,7 +160,7 @@ def _result(part: Json, where: str) -> Message:
     if "result" not in part and has(value, "value", type=str):
         is_error = is_error or value["type"].startswith("error")
         parts = value["value"] if value["type"] == "content" else None
-        value = parts if isinstance(parts, list) and all(_kind(one) for one in parts) else json_text(value["value"])
+        value = parts if isinstance(parts, list) and all(type_of(one) for one in parts) else json_text(value["value"])
     elif value is not None and not isinstance(value, str):
         value = json_text(value)
     return Message(
@@ -175,8 +176,3 @@ def _plain(parts: list[Json]) -> str | list[Json] | None:
     if len(parts) == 1 and parts[0].keys() == {"type", "text"} and isinstance(parts[0]["text"], str):
         return parts[0]["text"]
     return parts or None
-
-
-def _kind(part: Any) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    return kind if isinstance(kind, str) else ""
