@@ -62,6 +62,12 @@ _scan = json.JSONDecoder().raw_decode
 _LIST_BEGINS, _NEXT_ITEM = re.compile(r"\s*\[\s*"), re.compile(r"\s*,\s*")
 _NOT_SPACE, _NEXT_VALUE = re.compile(r"\S"), re.compile(r"\n[{\[]")
 
+# Exceptions raised when reading a damaged compressed file.
+BROKEN_STREAM = (OSError, EOFError, zlib.error, zstandard.ZstdError)
+_HUB_PREFIX = "datasets:"  # of a dataset of Hugging Face: datasets:ORG/NAME/CONFIG:SPLIT
+# Files that `save_to_disk` of `datasets` writes besides the rows.
+_NO_ROWS = frozenset({"dataset_info.json", "state.json", "dataset_dict.json"})
+
 Unit = tuple[Origin, Any]
 
 
@@ -145,18 +151,6 @@ def _as_utf8(file: IO[bytes], begin: bytes) -> IO[bytes]:
     return file if encoding is None else to_utf8(file, encoding)
 
 
-def read_lines(
-    path: Place, *, start: int = 0, stop: int | None = None, line: int = 1
-) -> Iterator[tuple[int, bytes | int]]:
-    """Yield (line number, line) for non-empty lines that start in [start, stop); an overlong line yields its length."""
-    for first, lines in read_line_blocks(path, start=start, stop=stop, line=line):
-        for number, text in enumerate(lines, first):
-            if isinstance(text, int):
-                yield number, text
-            elif not text.isspace():
-                yield number, text.removesuffix(b"\n")
-
-
 def read_line_blocks(
     path: Place, *, start: int = 0, stop: int | None = None, line: int = 1
 ) -> Iterator[tuple[int, list[bytes | int]]]:
@@ -200,7 +194,6 @@ def _joined(pieces: list[bytes], num_bytes: int) -> bytes | int:
 def _decode_line(
     path: Place, number: int, text: bytes | int, decode: Callable[[bytes], Any], repairs: Counter[str] | None
 ) -> Any:
-    """Decode one line; return its value, or Rejected with the reason."""
     if isinstance(text, int):
         return Rejected(str(path), number, f"a line of {text:,} bytes; the limit is {MAX_LINE_BYTES:,}")
     try:
@@ -329,9 +322,7 @@ def is_json_lines(path: Place) -> bool:
             # An invalid first line still counts as a line if the second one is valid.
             second = (rest if b"\n" in rest else rest + file.read(_CHUNK)).partition(b"\n")[0]
             return bool(newline) and first[:1] == b"{" and second[:1] == b"{" and second.rstrip().endswith(b"}")
-    return (isinstance(value, dict) and (bool(rest.strip()) or is_named_so)) or (
-        isinstance(value, list) and bool(rest.strip())
-    )
+    return isinstance(value, dict | list) and (bool(rest.strip()) or (is_named_so and isinstance(value, dict)))
 
 
 def ranges(path: Place, size: int) -> list[tuple[int, int, int]]:
@@ -373,21 +364,8 @@ def _second_look(path: Place, number: int | None, data: bytes, error: Exception,
         return Rejected(str(path), number, f"not valid JSON: {error}", raw=raw)
 
 
-# Exceptions raised when reading a damaged compressed file.
-BROKEN_STREAM = (OSError, EOFError, zlib.error, zstandard.ZstdError)
-
-
-# Hugging Face datasets: folders written by `save_to_disk`, and datasets of the Hub by id. `datasets:ORG/NAME`,
-# `datasets:ORG/NAME:SPLIT` or `datasets:ORG/NAME/CONFIG:SPLIT` is loaded by the library `datasets` (the extra `hf`),
-# which caches it as Arrow files; these are read like any other file.
-
-_HUB_PREFIX = "datasets:"
-# Files that `save_to_disk` writes besides the rows.
-_NO_ROWS = frozenset({"dataset_info.json", "state.json", "dataset_dict.json"})
-
-
 def _hub_files(text: str) -> list[tuple[Place, str]]:
-    """Return the Arrow files of a dataset of the Hub, each with a name; raise SourceError if it cannot be loaded."""
+    """Return the Arrow files in which the library `datasets` (the extra `hf`) caches a dataset, each with a name."""
     name, _, split = text.removeprefix(_HUB_PREFIX).partition(":")
     parts = [part for part in name.split("/") if part]
     if not 1 <= len(parts) <= 3:

@@ -47,12 +47,13 @@ def chosen_reward(exp: Experience, expression: str, row: Any = None) -> float | 
 def reward_by_name(exp: Experience, name: str, row: Any = None) -> float | None:
     """Look up a number by name or dotted path in the reward components, then the row, then `info` and `metrics`."""
     # A component named "reward" takes precedence over the record's reward.
-    components = {"reward": exp.reward} | exp.reward_components
-    for fields in (components, row, exp.info, exp.metrics):
-        number = read_score(value_at(fields, name))
-        if number is not None:
-            return number
-    return None
+    return first_score(name, {"reward": exp.reward} | exp.reward_components, row, exp.info, exp.metrics)
+
+
+def first_score(name: str, *places: Any) -> float | None:
+    """Return the first score with this name or dotted path among objects."""
+    scores = (read_score(value_at(fields, name)) for fields in places)
+    return next((number for number in scores if number is not None), None)
 
 
 def reward_names(exp: Experience, row: Any = None) -> list[str]:
@@ -89,9 +90,7 @@ def score_names(components: Json, info: Json) -> list[str]:
 
 
 _MAX_WORD = 40
-_SCORE_WORDS = frozenset(
-    ("target", "outcome", "accepted", "quality", "feedback", "verified", "judge", "result", "status")
-)
+_SCORE_WORDS = words("target outcome accepted quality feedback verified judge result status")
 # Names of numbers that are common in logs and never scores.
 _NO_SCORE_WORDS = words(
     """id ids nr no number num index idx ts time timestamp date created updated opened closed duration seconds ms s
@@ -131,7 +130,6 @@ class Scores:
         return next((f"id {name!r}" for name in self._by_id), "no row")
 
     def of(self, exp: Experience) -> tuple[Score, Any] | None:
-        """Return (score, matching key) of an experience, or None."""
         ids = _ids_of(exp)
         for key in ids:
             if key in self._by_id:
@@ -175,7 +173,6 @@ def read_scores(path: Path) -> Scores:
 
 
 def _score_rows(path: Path) -> list[dict[str, Any]]:
-    """Read the rows of a CSV or JSON Lines file."""
     try:
         if path.stat().st_size > _MAX_SCORE_BYTES:
             raise SourceError(f"{path}: more than {_MAX_SCORE_BYTES:,} bytes of scores")
