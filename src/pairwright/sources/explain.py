@@ -69,8 +69,6 @@ class RecordUse(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """How a file would be imported."""
-
     file: str
     format: str | None = None
     reason: str | None = None
@@ -84,7 +82,6 @@ class Explanation(msgspec.Struct, frozen=True):
         return {key: value for key, value in msgspec.to_builtins(self).items() if value not in (None, [], {})}
 
     def lines(self) -> Iterator[str]:
-        """Yield the explanation as text."""
         yield f"{self.file}: {self.format or 'no known format'}" + (f" ({self.reason})" if self.reason else "")
         for record in self.records:
             yield f"  {record.where}" + (f": refused: {record.reason}" if record.reason else "")
@@ -224,7 +221,6 @@ def _change(value: Any) -> Any:
 
 
 def _differences(before: list[Experience], after: list[Experience]) -> list[str]:
-    """Name the parts that differ between two readings of a record."""
     # Without the field the record is not a preference; further differences would be noise.
     if before and before[0].chosen is not None and (not after or after[0].chosen is None):
         return ["which answer is chosen"]
@@ -271,7 +267,6 @@ def _changed_turns(part: str, old: tuple[Message, ...], new: tuple[Message, ...]
 
 
 def _describe(exp: Experience) -> str:
-    """Return an experience in one line."""
     turns = f"prompt of {len(exp.prompt)} ({', '.join(message.role for message in exp.prompt[:4])})"
     if exp.chosen is not None and exp.rejected is not None:
         sides = f"chosen {_preview(exp.chosen.messages[0].text)}, rejected {_preview(exp.rejected.messages[0].text)}"
@@ -304,7 +299,6 @@ def _explain_unknown(path: Place, rejected: Rejected, options: Options) -> Expla
 
 
 def _with_suggestion(explanation: Explanation, path: Place, options: Options) -> Explanation:
-    """Add a map that reads the file, if one is found."""
     trial = suggest(path, options)
     if trial is None:
         return explanation

@@ -46,11 +46,9 @@ class Origin(msgspec.Struct, frozen=True):
     label: str = ""
 
     def at(self, line: int | None, ordinal: int) -> "Origin":
-        """Return the location of a part of the unit."""
         return Origin(self.file, line, ordinal, self.label)
 
     def rejected(self, reason: object, format_name: str, raw: str | None = None) -> Rejected:
-        """Return the refusal of a unit or a part of it at this location."""
         return Rejected(self.file, self.line, str(reason), format_name, raw)
 
     @property

@@ -29,7 +29,6 @@ _TERM = re.compile(r"\s*(?P<name>[^,/%]+?)\s*(?:(?P<operator>//|%)\s*(?P<number>
 
 
 def label_of(origin: Origin) -> str:
-    """Return the label of the unit's file for record ids."""
     return origin.label or origin.file.rpartition("/")[2]
 
 

@@ -130,7 +130,6 @@ def read_units(
 
 
 def _found(units: Sequence[AnyUnit], layout: Layout, options: Options) -> Iterator[tuple[Origin, Found, Any]]:
-    """Yield what the reader finds in units, with the unit and its location."""
     read = cast(Reader, layout.reader.read).parts
     for unit in units:
         if isinstance(unit, Experience | Rejected):  # from a binary file, or could not be decoded
@@ -151,7 +150,6 @@ def _found(units: Sequence[AnyUnit], layout: Layout, options: Options) -> Iterat
 
 
 def in_batches(values: Iterable[T]) -> Iterator[list[T]]:
-    """Yield lists of up to 64 consecutive values."""
     rest = iter(values)
     while batch := list(islice(rest, _NUM_AT_ONCE)):
         yield batch
@@ -210,7 +208,6 @@ def _damage(path: Place, layout: Layout, error: Exception) -> Rejected:
 def _table_units(
     path: Place, layout: Layout, label: str, options: Options, notes: Counter[str] | None
 ) -> Iterator[Unit | Rejected]:
-    """Yield the rows of a table, or all of them as one unit, depending on the reader's `unit`."""
     rows = []
     for number, row in enumerate(table_rows(path, options.map, layout.table, notes)):
         if isinstance(row, BadRecord):
@@ -295,7 +292,6 @@ def _records_of(found: tuple[Layout, list[Any]]) -> str:
 
 
 def _detect_json(path: Place, format_name: str, options: Options) -> Layout | Rejected:
-    """Detect the layout of a JSON or JSON Lines file from its first records."""
     layout: Layout | None = None
     records: list[Any]
     if is_json_lines(path):
@@ -341,7 +337,6 @@ def _checked(
 
 
 def _records_in(value: Any, options: Options) -> list[Any]:
-    """Return the records of a document, from the path that the user's map gives."""
     return items(options.map.value(value, "records"), f"--map records={options.map.fields['records']}")
 
 

@@ -45,7 +45,6 @@ def redact(value: Any, where: str = "") -> tuple[Any, list[Finding]]:
 
 
 def _redact_value(value: Any, where: str, findings: list[Finding]) -> Any:
-    """Redact a value recursively, appending to `findings`."""
     if isinstance(value, str):
 
         def placeholder(match: re.Match[str]) -> str:

@@ -76,7 +76,6 @@ def evaluate(node: ast.expr, number_of: Callable[[str], float | None]) -> float 
 
 
 def names_in(tree: ast.expr) -> list[str]:
-    """Return the names and dotted paths of an expression."""
     inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Name | ast.Attribute) and id(node) not in inner]
     return [ast.unparse(node) for node in nodes]

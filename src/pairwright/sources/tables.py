@@ -241,7 +241,6 @@ def open_database(path: Path) -> sqlite3.Connection:
 
 
 def _filled_tables(database: sqlite3.Connection) -> dict[str, list[str]]:
-    """Return the columns of each real table that has rows."""
     listed = database.execute("SELECT name, sql FROM sqlite_master WHERE type='table' AND name NOT LIKE 'sqlite_%'")
     names = [row["name"] for row in listed if "VIRTUAL" not in (row["sql"] or "").upper().split("(")[0]]
     filled = [name for name in names if database.execute(f"SELECT 1 FROM {quoted(name)} LIMIT 1").fetchone()]
@@ -261,7 +260,6 @@ def _joins_of(database: sqlite3.Connection, table: str, columns: dict[str, list[
 
 
 def _named_source(database: sqlite3.Connection, fields: FieldMap) -> str | Join | None:
-    """Return the table or join that the map names, or None."""
     table, join = fields.fields.get("records"), fields.fields.get("join")
     columns = _filled_tables(database)
     if table is not None and table not in columns:
@@ -316,7 +314,6 @@ def quoted(name: str) -> str:
 
 
 def _delimited_rows(path: Place, fields: FieldMap, notes: Counter[str] | None) -> Iterator[Json | BadRecord]:
-    """Yield the rows of a CSV or TSV file, named by its first line."""
     csv.field_size_limit(MAX_LINE_BYTES)
     found: Counter[str] = Counter() if notes is None else notes
     encoding = _encoding_of(path, fields.fields.get("encoding"), found)

@@ -22,8 +22,6 @@ SURROGATES, LATIN, NULS = "lone surrogates replaced", "lines read as Latin-1 (Wi
 
 
 class _Transcoder(io.RawIOBase):
-    """A stream of UTF-8 bytes from a stream in another encoding."""
-
     def __init__(self, file: IO[bytes], encoding: str) -> None:
         self._file, self._decoder = file, codecs.getincrementaldecoder(encoding)("replace")
         self._rest = b""

@@ -136,7 +136,6 @@ def _argilla_votes(row: Json) -> tuple[Votes, bool]:
 
 
 def _read(name: str, origin: Origin, fields: Json, votes: Votes, info: Json) -> Iterator[Parts | Rejected]:
-    """Yield a preference or the candidates of a record."""
     keys = _answers(fields)
     prompt_key = next((key for key in _PROMPTS if fields.get(key) and key not in keys), None)
     talk = next((value for value in fields.values() if _dialogue(value)), None) if not keys else None
@@ -204,7 +203,6 @@ def _dialogue(value: Any) -> list[Message]:
 
 
 def _answers(fields: Json) -> list[str]:
-    """Return the names of the fields that hold answers, in order."""
     keys = [key for key in fields if fields[key] and isinstance(fields[key], str | list | dict)]
     sides = [key for key in _SIDES if key in keys]
     if len(sides) == 2:

@@ -28,7 +28,6 @@ def matches_oasst(value: Any) -> bool:
 
 
 def read_oasst(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield a record for each message of the assistant in a tree."""
     tree = mapping(value, "tree")
     stack: list[tuple[Json, list[Message]]] = [(mapping(tree.get("prompt"), "prompt"), [])]
     number = 0
@@ -64,7 +63,6 @@ def matches_prm800k(value: Any) -> bool:
 
 
 def read_prm800k(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield a record for each alternative of each step."""
     row = mapping(value, "row")
     question, label = mapping(row.get("question"), "question"), mapping(row.get("label"), "label")
     prompt = [Message("user", text(question.get("problem"), "question.problem"))]

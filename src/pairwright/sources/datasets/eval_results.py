@@ -40,7 +40,6 @@ _EVENTS = ("sampling", "match", "metrics", "raw_sample")
 
 
 def _prompt(value: Any, where: str) -> list[Message]:
-    """Return a prompt: text, messages, or JSON text of messages."""
     value = decode_json_text(value)
     return [Message("user", value)] if isinstance(value, str) else read_turns(value, where)
 
@@ -52,7 +51,6 @@ _LM_EVAL = frozenset({"arguments", "resps", "filtered_resps", "doc", "doc_id"})
 
 
 def _take_lm_eval(row: Json) -> Iterator[Json]:
-    """Yield a record for each response to a document."""
     asked = row.get("arguments")
     if isinstance(asked, dict):  # {gen_args_0: {arg_0: prompt, arg_1: settings}}
         asked = [list(mapping(one, "arguments").values()) for one in asked.values()]

@@ -89,7 +89,6 @@ def matches_transcript(value: Any) -> bool:
 
 
 def read(value: Any, origin: Origin, options: Options, name: str = NAME) -> Iterator[Parts | Rejected]:
-    """Yield an experience for each conversation."""
     rows = items(value, "rows")
     if "session" in options.map:
         rows = [turn for number, row in enumerate(rows) for turn in _mapped_rows(row, options.map, number)]
@@ -226,7 +225,6 @@ def _sorted(known: list[float]) -> list[int]:
 
 
 def _numbers(values: list[Any]) -> Iterator[list[float]]:
-    """Yield the values as numbers if all are."""
     known = [number for value in values if (number := score(value)) is not None and not math.isnan(number)]
     if len(known) == len(values):
         yield known
@@ -291,7 +289,6 @@ def _field(row: Json, names: tuple[str, ...]) -> str | None:
 
 @lru_cache(maxsize=4096)
 def _find_key(keys: tuple[str, ...], names: tuple[str, ...]) -> str | None:
-    """Return the key whose plain name comes first in `names`."""
     return next((key for name in names for key in keys if plain_name(key) == name), None)
 
 
@@ -325,7 +322,6 @@ def _speaker_keys(keys: tuple[str, ...]) -> list[str]:
 
 
 def _read_keys(row: Json) -> set[str]:
-    """Return the keys of a row that are read: conversation, message and tools."""
     fields = (_speaker(row), _field(row, _TEXTS), _field(row, CONVERSATION_IDS))
     return {key for key in fields if key is not None} | {"tools", "functions", *_MESSAGE_KEYS}
 

@@ -24,8 +24,6 @@ _THOUGHTS = ("thought", "thoughts", "reasoning", "rationale", "think")
 _ACTIONS = ("action", "tool", "tool_name", "function", "function_name")
 _INPUTS = ("action_input", "tool_input", "arguments", "args", "action_args", "parameters", "input", "tool_args")
 _RESULTS = ("observation", "observations", "result", "tool_output", "tool_result", "output", "action_output")
-
-
 # Actions that end a run: their input is the answer.
 _ENDS = words("""finish final final_answer answer submit done end respond reply complete stop return finalanswer""")
 
@@ -38,7 +36,7 @@ def transcript_turns(text: str, roles: dict[str, str]) -> list[Json] | None:
     """
     if "\n" not in text and not roles:
         return _line_turns(text)
-    labels, names = _labels(text)
+    labels, names = labels_of(text)
     if not labels:
         return None
     known = [roles.get(name.lower()) or (None if roles else speaker_role(name)) for name in names]
@@ -61,17 +59,12 @@ def transcript_turns(text: str, roles: dict[str, str]) -> list[Json] | None:
     return _cut(text, marks)
 
 
-def _labels(text: str) -> tuple[list[re.Match[str]], list[str]]:
-    """Return the labels of a text that begins with one, and their names."""
+def labels_of(text: str) -> tuple[list[re.Match[str]], list[str]]:
+    """Return the labels of a transcript, and the names of its possible speakers; nothing for other text."""
     labels = list(_LABEL.finditer(text))
     if not labels or text[: labels[0].start()].strip():
         return [], []
     return labels, [match[1].strip() for match in labels]
-
-
-def labels_of(text: str) -> list[str]:
-    """Return the names of the possible speakers of a transcript; [] for other text."""
-    return _labels(text)[1]
 
 
 def _line_turns(text: str) -> list[Json] | None:
@@ -113,7 +106,10 @@ def step_turns(items: list[Json]) -> list[Json]:
         if isinstance(thought, str) and thought:
             said["reasoning_content"] = thought
         if plain_name(action) in _ENDS and result is None:
-            turns.append({**said, "content": _final_text(given)})
+            answer = decode_json_text(given)
+            if isinstance(answer, dict) and len(answer) == 1:
+                (answer,) = answer.values()
+            turns.append({**said, "content": "" if answer is None else json_text(answer)})
             continue
         turns += call_turns(said, action, given, result, f"step_{number}")
     return turns
@@ -129,31 +125,18 @@ def call_turns(said: Json, name: Any, arguments: Any, result: Any, call_id: str)
     turn = {**said, "tool_calls": [call]}
     if result is None:
         return [turn]
-    content = result if isinstance(result, str) else json_text(result)
-    return [turn, {"role": "tool", "tool_call_id": call_id, "name": name, "content": content}]
-
-
-def _final_text(value: Any) -> str:
-    value = decode_json_text(value)
-    if isinstance(value, dict) and len(value) == 1:
-        value = next(iter(value.values()))
-    return value if isinstance(value, str) else "" if value is None else json_text(value)
-
-
-def mapped_turns(items: list[Any], fields: FieldMap, where: str) -> list[Json]:
-    """Return messages whose fields the user's map names; unmapped fields have their usual names."""
-    return [
-        turn for number, item in enumerate(items) for turn in mapped_turn(item, fields, f"{where}[{number}]", number)
-    ]
+    return [turn, {"role": "tool", "tool_call_id": call_id, "name": name, "content": json_text(result)}]
 
 
 def mapped_turn(item: Any, fields: FieldMap, where: str, number: int) -> list[Json]:
-    """Return the message of one item, followed by the result of its call if the map names one."""
+    """Return a message whose fields the user's map names, followed by the result of its call if the map names one.
+
+    Unmapped fields have their usual names.
+    """
     row = mapping(item, where)
     named = {target: _mapped(row, fields, target) for target in ("content", "calls", "arguments", "results")}
-    role = (
-        _mapped(row, fields, "role") if "role" in fields else row.get("role", "assistant" if named["calls"] else None)
-    )
+    usual_role = row.get("role", "assistant" if named["calls"] else None)
+    role = _mapped(row, fields, "role") if "role" in fields else usual_role
     content = named["content"] if "content" in fields else row.get("content")
     turn: Json = {"role": _role(role, fields, where), "content": content}
     calls = decode_json_text(named["calls"])
@@ -168,11 +151,7 @@ def mapped_turn(item: Any, fields: FieldMap, where: str, number: int) -> list[Js
     results = decode_json_text(named["results"])
     given = results if isinstance(results, list) and len(results) == len(listed) else [results]
     return [turn] + [
-        {
-            "role": "tool",
-            "tool_call_id": call["id"],
-            "content": result if isinstance(result, str) else json_text(result),
-        }
+        {"role": "tool", "tool_call_id": call["id"], "content": json_text(result)}
         for call, result in zip(turn["tool_calls"], given, strict=False)
         if result is not None
     ]

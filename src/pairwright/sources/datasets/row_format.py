@@ -39,7 +39,6 @@ class RowFormat:
     is_general: bool = False
 
     def read(self, value: Any, origin: Origin, options: Options) -> Iterator[Parts]:
-        """Yield the records of a row."""
         row = self.begin(value)
         found = list(self.take(row))
         for number, fields in enumerate(found):

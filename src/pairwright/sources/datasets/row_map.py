@@ -3,7 +3,7 @@
 from typing import Any
 
 from pairwright.records.messages import Json
-from pairwright.sources.datasets.own_turns import is_step, mapped_turns, transcript_turns
+from pairwright.sources.datasets.own_turns import is_step, mapped_turn, transcript_turns
 from pairwright.sources.datasets.row_layout import is_answer_name
 from pairwright.sources.datasets.row_names import (
     CONTEXTS,
@@ -76,7 +76,7 @@ def _mapped_messages(value: Any, fields: FieldMap) -> Any:
     listed = items(value, where)
     if all(map(is_step, listed)) and "content" not in fields and "calls" not in fields:
         return listed
-    return mapped_turns(listed, fields, where)
+    return [turn for n, item in enumerate(listed) for turn in mapped_turn(item, fields, f"{where}[{n}]", n)]
 
 
 def _mapped_best(value: Any, fields: FieldMap, row: Json) -> int:

@@ -324,7 +324,6 @@ def index_of(name: str) -> tuple[str, int] | None:
 
 
 def is_lettered(name: str) -> bool:
-    """Whether the index of a numbered name is a letter."""
     return any(word in _INDEXES for word in words_of(name))
 
 

@@ -67,7 +67,6 @@ def _take(row: Json) -> Iterator[Json]:
 
 
 def _pair(row: Json) -> Json:
-    """Return the preference of a row."""
     info: Json = {}
     sides = row["chosen"], row["rejected"]
     # Both sides of a transcript contain the prompt, like conversations.
