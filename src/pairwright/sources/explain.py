@@ -17,7 +17,7 @@ from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import BadRecord, kind_of
 from pairwright.sources.format import Options, Origin, Rejected
-from pairwright.sources.reading import Layout, binary_units, detect, file_units
+from pairwright.sources.reading import Layout, detect, file_units
 from pairwright.sources.suggest_map import Trial, leaves_of, sample_rows, suggest
 
 NUM_RECORDS = 3
@@ -111,9 +111,8 @@ def explain_file(path: Place, format_name: str, options: Options) -> Explanation
     layout = detect(path, format_name, options)
     if isinstance(layout, Rejected):
         return _explain_unknown(path, layout, options)
-    units = binary_units(path, layout) if layout.shape == "binary" else file_units(path, layout, options=options)
     records = []
-    for unit in islice(units, NUM_RECORDS):
+    for unit in islice(file_units(path, layout, options=options), NUM_RECORDS):
         # Units may be experiences already; only (origin, value) has fields that can be changed.
         if isinstance(unit, Rejected):
             records.append(RecordUse("a record", [], [], unit.reason))
@@ -134,10 +133,10 @@ def _explain_record(origin: Origin, value: Any, layout: Layout, options: Options
     except (BadRecord, RecordError) as error:
         fields = [FieldUse(".".join(name), _preview(part), "") for name, part in _fields_of(value).items()]
         return RecordUse(where, fields, [], str(error))
-    uses = []
-    for name, part in islice(_fields_of(value).items(), _MAX_FIELDS):
-        becomes = _use_of(name, value, before, origin, layout, options)
-        uses.append(FieldUse(".".join(name), _preview(part), becomes))
+    uses = [
+        FieldUse(".".join(name), _preview(part), _use_of(name, value, before, origin, layout, options))
+        for name, part in islice(_fields_of(value).items(), _MAX_FIELDS)
+    ]
     return RecordUse(where, uses, [_describe(exp) for exp in before[:4]])
 
 
@@ -228,10 +227,8 @@ def _differences(before: list[Experience], after: list[Experience]) -> list[str]
         return [f"how many answers there are ({len(before)})"]
     parts: dict[str, None] = {}  # names in order, each once
     for old, new in zip(before, after, strict=True):
-        named = {
-            **_changed_turns("prompt", old.prompt, new.prompt),
-            **_changed_turns("completion", old.completion, new.completion),
-        }
+        named = _changed_turns("prompt", old.prompt, new.prompt)
+        named |= _changed_turns("completion", old.completion, new.completion)
         for side in ("chosen", "rejected"):
             one, other = getattr(old, side), getattr(new, side)
             if one is not None and other is not None:
@@ -246,14 +243,11 @@ def _differences(before: list[Experience], after: list[Experience]) -> list[str]
             named["task"] = None
         named |= {"run": None} if old.eid.run != new.eid.run else {}
         named |= {"model": None} if old.model_version != new.model_version else {}
-        components = {*old.reward_components, *new.reward_components}
-        for name in sorted(components):
-            if old.reward_components.get(name) != new.reward_components.get(name):
-                named[f"reward component {name}"] = None
-        for name in {**old.info, **new.info}:
-            if old.info.get(name) != new.info.get(name):
-                named[f"info.{name}"] = None
-        parts |= named
+        scores, new_scores = old.reward_components, new.reward_components
+        changed = sorted(name for name in {*scores, *new_scores} if scores.get(name) != new_scores.get(name))
+        named |= {f"reward component {name}": None for name in changed}
+        changed = [name for name in {**old.info, **new.info} if old.info.get(name) != new.info.get(name)]
+        parts |= named | {f"info.{name}": None for name in changed}
     return list(parts)[:4]
 
 

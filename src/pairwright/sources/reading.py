@@ -20,7 +20,7 @@ from pairwright.sources.datasets.message_rows import NAME as MESSAGE_ROWS
 from pairwright.sources.datasets.pairwright_rows import NAME as PAIRWRIGHT
 from pairwright.sources.datasets.row_names import is_score_name
 from pairwright.sources.datasets.rows import NAME as ROWS
-from pairwright.sources.fields import BadRecord, items
+from pairwright.sources.fields import BadRecord, items, objects_in
 from pairwright.sources.files import (
     BROKEN_STREAM,
     Unit,
@@ -226,16 +226,14 @@ def _json_units(
     """Yield records or the whole file, depending on the layout and the reader's `unit`."""
     file = str(path)
     if layout.splits:
-        for batch in line_batches(path, decode=layout.reader.decode, label=label, repairs=repairs):
-            yield from batch
+        yield from chain.from_iterable(line_batches(path, decode=layout.reader.decode, label=label, repairs=repairs))
     elif layout.shape == "values" and layout.reader.unit == "record":
         yield from value_units(path, label, repairs)
     elif layout.shape in ("lines", "values"):
         # The format reads the file as one unit: a session is all its lines.
         values = []
-        are_lines = layout.shape == "lines"
-        batches = line_batches(path, repairs=repairs) if are_lines else [value_units(path, "", repairs)]
-        for unit in chain.from_iterable(batches):
+        is_lines = layout.shape == "lines"
+        for unit in line_units(path, repairs=repairs) if is_lines else value_units(path, "", repairs):
             if isinstance(unit, Rejected):
                 yield unit
             else:
@@ -245,15 +243,15 @@ def _json_units(
         value = document(path, repairs)
         if isinstance(value, Rejected):
             yield value
-        elif "records" in options.map:
-            for number, item in enumerate(_records_in(value, options)):
-                yield Origin(file, None, number, label), item
-        # Each item of a list is a record, unless the list itself is one (a bare list of messages).
-        elif layout.reader.unit == "record" and isinstance(value, list) and not layout.reader.matches(value):
+        else:
+            listed = isinstance(value, list) and layout.reader.unit == "record" and not layout.reader.matches(value)
+            if "records" in options.map:
+                value = _records_in(value, options)
+            # Each item of a list is a record, unless the list itself is one (a bare list of messages).
+            elif not listed:
+                value = [value]
             for number, item in enumerate(value):
                 yield Origin(file, None, number, label), item
-        else:
-            yield Origin(file, None, 0, label), value
 
 
 def _detect_table(path: Place, format_name: str, options: Options) -> Layout | Rejected:
@@ -266,7 +264,7 @@ def _detect_table(path: Place, format_name: str, options: Options) -> Layout | R
         alone = {layout.table: some for layout, some in found if not isinstance(layout.table, Join)}
         if isinstance(source, Join) and alone and (source.table not in alone or _has_score(alone[source.table])):
             continue
-        rows = [row for row in islice(table_rows(path, options.map, source), _SAMPLE) if isinstance(row, dict)]
+        rows = objects_in(list(islice(table_rows(path, options.map, source), _SAMPLE)))
         layout = _layout(rows, rows, "table", format_name)
         if layout is None or (isinstance(source, Join) and alone and not _has_score(rows)):
             continue
@@ -329,9 +327,9 @@ def _checked(
     if layout is None and format_name != "auto":
         return Rejected(str(path), None, f"does not look like {format_name}", format_name)
     if layout is None:
-        way_out = f"its fields, and a --map that may read it: pairwright explain {path}"
-        return Rejected(str(path), None, f"no known format: {way_out}")
-    rows = [record for record in records if isinstance(record, dict)]
+        reason = f"no known format: its fields, and a --map that may read it: pairwright explain {path}"
+        return Rejected(str(path), None, reason)
+    rows = objects_in(records)
     reason = options.map.missing_field(rows) or layout.reader.refuse(rows, options)
     return layout if reason is None else Rejected(str(path), None, reason, layout.format)
 

@@ -136,7 +136,11 @@ def _read_conversation(
         row[key]: None for row in rows for key in MODELS if _role(row) == "assistant" and identifier(row.get(key))
     }
     task = task_of(shared)
-    leftovers = [_leftover(row, shared) for row in rows]
+    leftovers = [
+        {key: value for key, value in row.items() if value is not None and key not in known and key not in shared}
+        for row in rows
+        for known in [_read_keys(row)]
+    ]
     read_keys = _read_keys(shared) | {key for key in TASK_KEYS if shared.get(key) == task}
     info = {
         "session_id": conversation,
@@ -326,11 +330,6 @@ def _read_keys(row: Json) -> set[str]:
     return {key for key in fields if key is not None} | {"tools", "functions", *_MESSAGE_KEYS}
 
 
-def _leftover(row: Json, shared: Json) -> Json:
-    known = _read_keys(row)
-    return {key: value for key, value in row.items() if key not in known and key not in shared and value is not None}
-
-
 def _is_message(row: Any) -> bool:
     if not isinstance(row, dict) or _role(row) is None or "messages" in row:
         return False
@@ -347,13 +346,9 @@ def _chat_turn(row: Json, number: int) -> Json:
             f"message {number}: {said!r:.40} is not a role; assign one with --map 'session=FIELD,roles={{...}}'"
         )
     turn: Json = {"role": role, "content": None if key is None else row[key]}
-    for name in _MESSAGE_KEYS:
-        if row.get(name) not in (None, ""):
-            value = row[name]
-            turn[name] = (
-                decode_json_text(value) if name in _JSON_KEYS else _weight(value) if name in _WEIGHTS else value
-            )
-    return turn
+    turn |= {name: row[name] for name in _MESSAGE_KEYS if row.get(name) not in (None, "")}
+    turn |= {name: decode_json_text(turn[name]) for name in _JSON_KEYS & turn.keys()}
+    return turn | {name: _weight(turn[name]) for name in _WEIGHTS & turn.keys()}
 
 
 def _mapped_rows(row: Any, fields: FieldMap, number: int) -> list[Any]:

@@ -26,7 +26,7 @@ from pairwright.sources.fields import BadRecord, items, json_value, mapping
 from pairwright.sources.shapes.any_messages import conversation
 from pairwright.sources.shapes.chat_messages import is_left_out, message_from_chat, read_weight
 from pairwright.sources.shapes.plain_messages import usual_chat
-from pairwright.sources.shapes.row_fields import names_in, reward_in, task_key, tools_of
+from pairwright.sources.shapes.row_fields import SCORE_KEYS, reward_in, task_key, tools_of
 
 _KEPT = ("parallel_tool_calls", "chat_template_kwargs")  # of a request
 # Keys of other formats that use `messages`; a row with one of these is not matched.
@@ -125,9 +125,8 @@ def _is_answered_beside(row: Json) -> bool:
 
 def _read_of(row: Json) -> frozenset[str]:
     """Return the fields read as task or reward; further tasks and scores stay in info."""
-    names = names_in(row)
-    key, used = task_key(row, names), reward_in(row, names)
-    scores = [name for name in names.scores if isinstance(row[name], dict) or (used is not None and used[0] == name)]
+    key, used = task_key(row), reward_in(row)
+    scores = [name for name in SCORE_KEYS if isinstance(row.get(name), dict) or (used is not None and used[0] == name)]
     return frozenset(scores if key is None else [*scores, key])
 
 

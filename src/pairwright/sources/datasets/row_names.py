@@ -17,6 +17,10 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(without_accents(text).split())
 
 
+def _pairs(text: str) -> list[tuple[str, str]]:
+    return [(one, other) for one, _, other in (pair.partition("/") for pair in text.split())]
+
+
 # The prompt. If a row has several of these, one must contain the others, or the row is refused.
 PROMPTS = _names(
     """prompt input question instruction query problem user user_input user_prompt user_message user_query input_text
@@ -76,30 +80,13 @@ SYSTEMS = (
 TOOLS = ("tool_definitions", "available_tools", "tool_schemas")  # besides `tools` and `functions`
 _SYSTEMS = frozenset(SYSTEMS)
 # Objects of a row that may hold its system prompt.
-_SETTINGS = frozenset(
-    ("metadata", "meta", "config", "settings", "parameters", "params", "generation_config", "model_config")
-)
+_SETTINGS = _names("metadata meta config settings parameters params generation_config model_config")
 MODELS = ("model", "model_name", "generator", "model_id", "policy", "engine")
 # (better, worse) answer; each name may be combined with one of _ANSWER_WORDS: chosen_response.
-SIDES = (
-    ("chosen", "rejected"),
-    ("preferred", "rejected"),
-    ("accepted", "rejected"),
-    ("preferred", "dispreferred"),
-    ("preferred", "non_preferred"),
-    ("winner", "loser"),
-    ("winning", "losing"),
-    ("win", "lose"),
-    ("better", "worse"),
-    ("best", "worst"),
-    ("good", "bad"),
-    ("positive", "negative"),
-    ("pos", "neg"),
-    ("y_w", "y_l"),
-    ("yw", "yl"),
-    ("accept", "reject"),
-    ("correct", "incorrect"),
-    ("j", "k"),
+SIDES = _pairs(
+    """chosen/rejected preferred/rejected accepted/rejected preferred/dispreferred preferred/non_preferred winner/loser
+    winning/losing win/lose better/worse best/worst good/bad positive/negative pos/neg y_w/y_l yw/yl accept/reject
+    correct/incorrect j/k"""
 )
 _ANSWER_WORDS = _names(
     """response answer completion output text message messages conversation conversations reply generation solution
@@ -183,7 +170,7 @@ _LINKED = re.compile(
     "(ユーザー|お客様|顧客|モデル|用户|客户|模型|人工|参考|标准|고객|사용자|모델|(?=[の的]))[の的]?(?=.)"
 )
 _TITLE = re.compile(r"[(（\[]([^()（）\[\]]+)[)）\]]\s*$")  # "Maria (Agent)"
-_INDEXES = ("a", "b", "c", "d", "e", "f", "g", "h")
+_INDEXES = tuple("abcdefgh")
 _MAX_INDEX = 64
 
 
