@@ -15,7 +15,7 @@ module turns them into prompt, completion and reward:
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from operator import is_
 from typing import Any
@@ -28,7 +28,7 @@ from pairwright.errors import RecordError
 from pairwright.records.experience import EID, Experience, Kind, Side, Source
 from pairwright.records.json_text import encode
 from pairwright.records.messages import ErrorSite, Json, Message, content_hash
-from pairwright.sources.fields import BadRecord
+from pairwright.sources.fields import BadRecord, items, mapping
 from pairwright.sources.format import Options, Origin, PartOfAnother, Rejected
 from pairwright.sources.identity import identify, label_of, task_hash
 from pairwright.sources.rewards import chosen_reward, first_score, reward_by_name, reward_names
@@ -117,6 +117,22 @@ class Reader:
                     yield from assembler.drain()
         except UNREADABLE as error:
             raise BadRecord(why_unreadable(error)) from None
+
+
+def read_each(
+    name: str, origin: Origin, values: Any, where: str, read: Callable[[Json, int], Iterable[Parts | Rejected]]
+) -> Iterator[Parts | Rejected]:
+    """Yield what `read(item, number)` yields for each object of a list; an unusable one is Rejected with its place."""
+    for number, value in enumerate(items(values, where)):
+        place = f"{where}[{number}]"
+        try:
+            for found in read(mapping(value, place), number):
+                if isinstance(found, Parts):
+                    found.where = place
+                yield found
+        except ValueError as error:  # BadRecord, RecordError, or text that is not valid Unicode
+            reason = str(error).removeprefix(f"{place}: ")
+            yield origin.rejected(f"{place}: {reason}", name)
 
 
 def why_unreadable(error: Exception) -> str:
@@ -241,8 +257,9 @@ class Assembler:
 
         Table cells derived from them are then computed once for all these records (`Column.shared`).
         """
-        if parts.system:
-            prompt = _with_system(parts.system, prompt)
+        system = parts.system
+        if system and not any(message.role in _SYSTEM and system in message.text for message in prompt):
+            prompt = (Message("system", system), *prompt)
         last, prompt, tools = self._last, tuple(prompt), tuple(parts.tools)
         if last is not None and _is_same(prompt, last.prompt) and _is_same(tools, last.tools):
             return last
@@ -419,12 +436,6 @@ def raw_text(value: Any) -> str | None:
         return encode(value).decode()[:_RAW_CHARACTERS]
     except (TypeError, ValueError, RecursionError):
         return None
-
-
-def _with_system(system: str, prompt: Sequence[Message]) -> Sequence[Message]:
-    if any(message.role in _SYSTEM and system in message.text for message in prompt):
-        return prompt
-    return (Message("system", system), *prompt)
 
 
 def split_at_answer(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message]]:

@@ -175,7 +175,6 @@ def _use_of(
     if before and path[0] in before[0].info.get("not_read", ()):
         return "not kept: more than 2,000 bytes"
     needed = False
-    # Removal detects fields that only have to be present.
     for change in (_change, lambda part: _GONE):
         try:
             after = _read(_with(value, path, change), origin, layout, options)
@@ -205,7 +204,6 @@ def _with(value: Any, path: tuple[str, ...], change: Any) -> Any:
 
 def _change(value: Any) -> Any:
     """Return a different value of the same shape."""
-    # Before int, since bool is a subclass of int.
     if isinstance(value, bool):
         return not value
     if isinstance(value, int | float):
@@ -254,10 +252,8 @@ def _differences(before: list[Experience], after: list[Experience]) -> list[str]
 def _changed_turns(part: str, old: tuple[Message, ...], new: tuple[Message, ...]) -> dict[str, None]:
     if old == new:
         return {}
-    if len(old) != len(new):
-        return {part: None}
-    roles = {one.role for one, other in zip(old, new, strict=True) if one != other}
-    return {f"{part} ({', '.join(sorted(roles))})": None}
+    roles = {one.role for one, other in zip(old, new, strict=False) if one != other}
+    return {part if len(old) != len(new) else f"{part} ({', '.join(sorted(roles))})": None}
 
 
 def _describe(exp: Experience) -> str:

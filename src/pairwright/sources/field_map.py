@@ -101,10 +101,7 @@ class FieldMap(msgspec.Struct, frozen=True):
         return ",".join(f"{target}={path}" for target, path in self.fields.items())
 
     def value(self, row: Any, target: str) -> Any:
-        """Return a target's value in a record (filled texts of `+`, with a blank line between them).
-
-        Raises BadRecord if a field is missing.
-        """
+        """Return a target's value in a record; the texts of `+` have a blank line between them."""
         where = f"--map {target}={self.fields[target]}"
         values = [_at(row, path, where) for path in split_joined(self.fields[target])]
         if len(values) == 1:
@@ -311,7 +308,6 @@ def _at(value: Any, path: Path, where: str) -> Any:
             if not isinstance(value, list):
                 raise BadRecord(f"{where} not found ({_spell(path[:position])} is {kind_of(value)}, not a list)")
             items = [_at(item, path[position + 1 :], where) for item in value]
-            # Nested lists of candidates are flattened.
             nested = None in path[position + 1 :]
             return [inner for item in items for inner in item] if nested else items
         if isinstance(step, int):

@@ -152,7 +152,6 @@ def score(value: Any) -> float | None:
     if isinstance(value, bool | int | float):
         try:
             return float(value)
-        # A JSON integer may be larger than any double.
         except OverflowError:
             return math.inf if value > 0 else -math.inf
     if isinstance(value, str):

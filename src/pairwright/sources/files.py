@@ -110,10 +110,7 @@ def relative_names(paths: list[str], refused: list[Rejected] | None = None) -> d
 
 @contextmanager
 def with_stdin(paths: list[str]) -> Iterator[list[str]]:
-    """Replace "-" among paths by a temporary copy of the standard input, named `stdin`.
-
-    The copy allows both detection and reading to start at the beginning.
-    """
+    """Replace "-" by a temporary copy of the standard input, which detection and reading both read from the start."""
     if "-" not in paths:
         yield paths
         return
@@ -125,8 +122,7 @@ def with_stdin(paths: list[str]) -> Iterator[list[str]]:
 
 @contextmanager
 def open_bytes(path: Place) -> Iterator[IO[bytes]]:
-    """Open a file for binary reading as UTF-8; decompresses gzip and zstd (detected by magic bytes) and converts text
-    with the byte order mark of another encoding."""
+    """Open a file, decompressed (gzip or zstd), as UTF-8 if a byte order mark names another encoding."""
     with open_binary(path, _BUFFER) as file:
         magic = file.read(4)
         file.seek(0)
@@ -305,7 +301,6 @@ def is_json_lines(path: Place) -> bool:
     is_named_so = not {".jsonl", ".ndjson"}.isdisjoint(Path(path.name).suffixes)  # also x.jsonl.gz
     with open_bytes(path) as file:
         head = file.read(_HEAD).lstrip()
-        # Read until there is more than one line, but at most the limit of a line.
         while b"\n" not in head or not head.partition(b"\n")[2].strip():
             piece = file.read(_CHUNK) if len(head) <= MAX_LINE_BYTES else b""
             if not piece:
@@ -330,7 +325,6 @@ def ranges(path: Place, size: int) -> list[tuple[int, int, int]]:
     # `cuts`: (offset, first line number) of each range.
     total, cuts, line, position = size_of(path), [(0, 1)], 1, 0
     buffer = bytearray(_BUFFER)
-    # A view of the buffer, so it always shows the bytes of the last `readinto`.
     newlines = np.frombuffer(buffer, np.uint8)
     with cast(io.RawIOBase, open_binary(path, 0)) as file:
         while num_bytes := file.readinto(buffer):

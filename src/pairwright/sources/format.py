@@ -70,11 +70,7 @@ class Options(msgspec.Struct, frozen=True):
 
 
 def read_compaction_prompt(path: str | os.PathLike[str] | None, base: Path | None = None) -> str | None:
-    """Return the text of a file (relative to `base`), or None without a file.
-
-    Raises:
-        SourceError: The file cannot be read, or has no text.
-    """
+    """Return the text of a file (relative to `base`), or None without a file; SourceError if there is no text."""
     if path is None:
         return None
     file = Path(path) if base is None else base / path
@@ -107,7 +103,6 @@ class Format:
     name: str
     unit: Literal["record", "file"]
     matches: Callable[[Any], bool]
-    # Yields the parts of a unit; wrapped in a Reader, whose call yields experiences
     read: Callable[[Any, Origin, Options], Iterator[Any]]
     summary: str
     # Decodes a line; replaced by formats with repetitive or typed lines.

@@ -68,14 +68,7 @@ def check_identity(options: Options) -> None:
 
 
 def identify(exp: Experience, options: Options, row: Any, origin: Origin | None) -> Experience:
-    """Return the experience with the task, run and step selected by the options.
-
-    Args:
-        exp: The experience as its reader built it.
-        options: Its `task`, `run` and `step` are expressions, or None.
-        row: The decoded record; None if the record was stored as an experience.
-        origin: Its location.
-    """
+    """Return the experience with the task, run and step that the options select; `row` is its decoded record."""
     eid = exp.eid
     task, run, step = eid.task, eid.run, eid.step
     if options.task == "prompt":
@@ -129,6 +122,6 @@ def _field(name: str, exp: Experience, row: Any, origin: Origin | None) -> int |
 
 
 def _nearest(name: str, exp: Experience, row: Any) -> str:
-    names = [*(row if isinstance(row, dict) else ()), *exp.info, "prompt", "file", "folder", "row"]
-    near = difflib.get_close_matches(name, list(map(str, names)), n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(map(str, names[:12]))}"
+    names = [*map(str, row if isinstance(row, dict) else ()), *exp.info, "prompt", "file", "folder", "row"]
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(names[:12])}"

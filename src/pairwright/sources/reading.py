@@ -230,7 +230,6 @@ def _json_units(
     elif layout.shape == "values" and layout.reader.unit == "record":
         yield from value_units(path, label, repairs)
     elif layout.shape in ("lines", "values"):
-        # The format reads the file as one unit: a session is all its lines.
         values = []
         is_lines = layout.shape == "lines"
         for unit in line_units(path, repairs=repairs) if is_lines else value_units(path, "", repairs):

@@ -59,7 +59,6 @@ def evaluate(node: ast.expr, number_of: Callable[[str], float | None]) -> float 
     if isinstance(node, ast.Constant):
         return float(node.value)  # type: ignore[arg-type]
     if isinstance(node, ast.Name | ast.Attribute):
-        # An Attribute node is a dotted path: `unparse` returns its text.
         return number_of(ast.unparse(node))
     if isinstance(node, ast.UnaryOp):
         operand = evaluate(node.operand, number_of)

@@ -24,8 +24,7 @@ from pairwright.sources.score_values import read_score
 from pairwright.sources.shapes.row_fields import REWARD_KEYS, reward_in
 
 _MAX_SCORE_BYTES = 256 * 2**20
-# Levels of nested objects that are searched for numbers.
-_MAX_DEPTH = 3
+_MAX_DEPTH = 3  # of nested objects that are searched for numbers
 _MAX_NAMES = 64  # of one record, for an error message
 # Fields that hold the conversation; not searched for rewards.
 _NO_SCORES = frozenset({"messages", "tools", "functions", "prompt", "completion", "conversations", "traj", "trajectory",

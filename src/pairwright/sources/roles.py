@@ -16,7 +16,6 @@ from pairwright.records.messages import TEXT, Message, ToolCall
 from pairwright.sources.fields import BadRecord, json_text
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", TEXT})
-# Lower-case name -> role
 SYNONYMS = {
     **dict.fromkeys(("human", "prompter"), "user"),
     **dict.fromkeys(("ai", "gpt", "chatgpt", "bot", "model", "bing", "bard", "aimessagechunk"), "assistant"),

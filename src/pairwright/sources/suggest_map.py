@@ -139,7 +139,6 @@ def _proposals(rows: list[Json]) -> Iterator[dict[str, str]]:
     system = next((path for path in columns if plain_name(path.rpartition(".")[2]) in SYSTEMS), None)
     beside = {} if system is None else {"system": system}
     best, named = _preference(columns)
-    # A question about a text: both are the prompt.
     texts = [path for path in prompts if plain_name(path) in CONTEXTS and isinstance(columns[path][0], str)]
     questions = [path for path in prompts if path not in texts]
     pairs = [f"{text}+{questions[0]}" for text in texts if questions]
@@ -172,7 +171,6 @@ def leaves_of(value: Any, prefix: str, depth: int = 0) -> Iterator[tuple[str, An
         if isinstance(part, dict) and part and depth < 5:
             yield from leaves_of(part, path, depth + 1)
         elif isinstance(part, list) and part and isinstance(part[0], dict) and not is_turns(part) and depth < 5:
-            # The first item represents all of them.
             yield from leaves_of(part[0], f"{path}[]", depth + 1)
         else:
             yield path, part

@@ -13,7 +13,7 @@ import re
 import sqlite3
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -43,8 +43,7 @@ _NUM_SNIFFED = 50  # rows used to detect the CSV dialect
 _NUM_TITLES = 8  # rows searched for the names of the columns
 _MAX_DEPTH = 64
 _CHUNK = 2**20
-# Single-byte text with a larger share of bytes >= 0x80 is not in a Latin script.
-_MANY_HIGH_BYTES = 0.25
+_MANY_HIGH_BYTES = 0.25  # a larger share of bytes >= 0x80 is no Latin script
 # Encodings to suggest: the language, and its letters.
 _OTHER_ENCODINGS = {
     "cp932": ("Japanese", "[ぁ-ヿ一-龠、。？！]"),
@@ -89,11 +88,8 @@ def table_rows(
 ) -> Iterator[Json | BadRecord]:
     """Yield the rows of a table, and BadRecord for an unusable row; raise BadRecord for an unreadable file.
 
-    Args:
-        path: The file.
-        fields: The user's map; it may name the table of an SQLite file, and the CSV dialect.
-        source: The table or join of an SQLite file, if the map names none.
-        notes: Counts findings to report to the user, such as a detected encoding.
+    `source` is the table or join of an SQLite file, if the map names none; `notes` counts findings to report to the
+    user, such as a detected encoding.
     """
     with open_bytes(path) as file:
         magic = file.read(8)
@@ -104,7 +100,11 @@ def table_rows(
             raise BadRecord("a Feather file of version 1: write it again with a current pyarrow or pandas")
         elif magic.startswith((_ARROW, _STREAM)):
             with local_copy(path) as local, pa.memory_map(str(local)) as mapped:
-                yield from _arrow_rows(_ipc_batches(mapped, is_file=magic.startswith(_ARROW)))
+                if magic.startswith(_ARROW):
+                    book = pa.ipc.open_file(mapped)
+                    yield from _arrow_rows(map(book.get_batch, range(book.num_record_batches)))
+                else:
+                    yield from _arrow_rows(pa.ipc.open_stream(mapped))
         elif magic.startswith(_SQLITE):
             with local_copy(path) as local, closing(open_database(local)) as database:
                 yield from _sqlite_rows(database, _named_source(database, fields) or source)
@@ -139,16 +139,7 @@ def _has_ending(path: Place, endings: tuple[str, ...]) -> bool:
     return path.name.lower().removesuffix(".gz").removesuffix(".zst").endswith(endings)
 
 
-def _ipc_batches(source: Any, *, is_file: bool) -> Iterator[pa.RecordBatch]:
-    if not is_file:
-        yield from pa.ipc.open_stream(source)
-        return
-    reader = pa.ipc.open_file(source)
-    for number in range(reader.num_record_batches):
-        yield reader.get_batch(number)
-
-
-def _arrow_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[Json]:
+def _arrow_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Json]:
     for batch in batches:
         # A batch of an Arrow file may be the whole file, so it is converted in slices.
         for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
@@ -222,7 +213,7 @@ def _named_rows(rows: Iterator[list[Any]], *, is_text: bool) -> Iterator[Json | 
 
 
 def _header_of(rows: list[list[Any]]) -> int:
-    """Return the index of the row with the column names: the first row, or below a title the first with several cells.
+    """Return the index of the row with the column names: the first, or the first with several cells below a title.
 
     A spreadsheet writes a title as a row of full width with a single filled cell.
     """

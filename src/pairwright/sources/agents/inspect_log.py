@@ -25,7 +25,7 @@ import zstandard
 
 from pairwright.errors import SourceError
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts
+from pairwright.sources.assemble import Parts, read_each
 from pairwright.sources.fields import (
     BadRecord,
     filled,
@@ -50,7 +50,6 @@ from pairwright.sources.fields import (
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.anthropic import plain_content
 from pairwright.sources.shapes.chat_messages import content_from_chat, read_call
-from pairwright.sources.shapes.read_each import read_each
 
 # Inspect error type -> failure kind; others are "tool_error".
 _KINDS = {"parsing": "invalid_arguments", "timeout": "timeout", "file_not_found": "file_not_found"}

@@ -24,7 +24,7 @@ from pairwright.errors import RecordError
 from pairwright.records.messages import Json
 from pairwright.sources.agents import openhands_rows
 from pairwright.sources.agents.openhands_events import KINDS, Entry, condensed, entry_of_event
-from pairwright.sources.assemble import Parts, raw_text, split_at_first_answer
+from pairwright.sources.assemble import Parts, raw_text, read_each, split_at_first_answer
 from pairwright.sources.fields import (
     BadRecord,
     has,
@@ -37,7 +37,6 @@ from pairwright.sources.fields import (
     value_at,
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
-from pairwright.sources.shapes.read_each import read_each
 from pairwright.sources.shapes.recorded_tokens import TurnTokens, tokens_of_turns, turn_tokens
 
 NAME = openhands_rows.NAME

@@ -49,7 +49,6 @@ _CHOICE_WORDS = ("prefer", "better", "best", "choice", "choose", "chosen", "winn
 _YES_NO: Json = {"yes": 1.0, "no": 0.0, "true": 1.0, "false": 0.0}
 _RESPONDED = (None, "submitted")  # statuses that count; None for exports without a status
 
-# Question -> responses of the annotators
 Votes = dict[str, list[Any]]
 
 
@@ -97,7 +96,6 @@ def read_label_studio(value: Any, origin: Origin, options: Options) -> Iterator[
                 votes.setdefault(name, []).append(value.get(kind))
             elif kind == "choices":
                 choices = optional_items(value.get("choices"), "choices")
-                # A single choice becomes a value; several stay a list, which may be a ranking.
                 votes.setdefault(name, []).append(choices[0] if len(choices) == 1 else choices)
     info = small_fields(row, frozenset({"data", "annotations", "predictions", "drafts"}))
     yield from _read(LABEL_STUDIO, origin, mapping(row.get("data"), "data"), votes, info)
@@ -226,7 +224,6 @@ def _place(value: Any, keys: list[str]) -> int | None:
     if word in names:
         return names.index(word)
     end, *ends = (match and match[1] for match in map(_INDEX.search, (word, *names)))
-    # Only if exactly one answer has this number or letter.
     return ends.index(end) if end is not None and ends.count(end) == 1 else None
 
 
@@ -243,7 +240,6 @@ def _ranks(keys: list[str], votes: Votes) -> list[float] | None:
     sums, num_rankings = [0.0] * len(keys), 0
     choices: Counter[int] = Counter()
     for name, values in votes.items():
-        # A question about a single answer ranks nothing.
         if _place(name, keys) is not None:
             continue
         for value in values:
@@ -286,7 +282,6 @@ def _ratings(number: int, keys: list[str], votes: Votes) -> Json:
         words = [_YES_NO.get(value.lower(), value) if isinstance(value, str) else value for value in values]
         numbers = [rating for rating in map(score, words) if rating is not None]
         if place == number and numbers:
-            # The question's name without the number of the answer.
             short = _INDEX.sub("", name) if len(keys) > 1 else name
             ratings[short or name] = sum(numbers) / len(numbers)
     return ratings

@@ -36,7 +36,6 @@ def read_oasst(value: Any, origin: Origin, options: Options) -> Iterator[Parts |
         if len(before) > _MAX_DEPTH:
             raise BadRecord(f"replies: more than {_MAX_DEPTH} messages below each other")
         message = Message(role_of(text(node.get("role"), "role")), text(node.get("text"), "text"))
-        # An answer is context for its replies.
         context = Message(message.role, message.content, generated=False if message.role == "assistant" else None)
         if message.role == "assistant":
             rank = score(node.get("rank"))

@@ -7,11 +7,8 @@
                                                                fields may also be next to the response
     [message, ...]                                             a conversation without a score
 
-A separate system prompt (`system`, `system_prompt`, `instructions`) becomes the first message of the prompt.
-task = task_id, prompt_id, question_id or instance_id, else a hash of prompt and tools; an `id` identifies the row, not
-its task, and goes to info. run = run, trial, sample_index or attempt. A response with several choices yields one
-experience per choice, all of one task and step.
-Legacy `functions` are converted to tools. Other numbers, texts and small objects go to info.
+A separate system prompt becomes the first message of the prompt. An `id` identifies the row, not its task, and goes to
+info. A response with several choices yields one experience per choice, all of one task and step.
 """
 
 from collections.abc import Iterator

@@ -129,10 +129,7 @@ def call_turns(said: Json, name: Any, arguments: Any, result: Any, call_id: str)
 
 
 def mapped_turn(item: Any, fields: FieldMap, where: str, number: int) -> list[Json]:
-    """Return a message whose fields the user's map names, followed by the result of its call if the map names one.
-
-    Unmapped fields have their usual names.
-    """
+    """Return a message with mapped or usual fields, followed by the result of its call if the map names one."""
     row = mapping(item, where)
     named = {target: _mapped(row, fields, target) for target in ("content", "calls", "arguments", "results")}
     usual_role = row.get("role", "assistant" if named["calls"] else None)

@@ -104,11 +104,9 @@ def _fields_from_json(row: Json, kind: type[Experience | Side], prefix: str) -> 
 def _array_to_json(array: Array) -> Json:
     fields: Json = {"dtype": dtype_name(array), "values": array.tolist()}
     with np.errstate(invalid="ignore"):  # for signalling NaN
-        # Kinds of numpy: b, i, u are booleans and integers, which are always finite.
         is_finite = array.dtype.kind in "biu" or bool(np.isfinite(array).all())
     if not is_finite or (not array.size and array.ndim != 1):
         fields["values"] = msgspec.json.decode(to_json(fields["values"]))
-        # Integers and floats are little-endian in the file on every machine.
         data = array.astype(array.dtype.newbyteorder("<")) if array.dtype.kind in "iuf" else array
         fields["shape"] = list(array.shape)
         fields["bytes"] = base64.b64encode(data.tobytes()).decode()

@@ -20,13 +20,8 @@
 
 Scores of the sides are their rewards. Two ranked completions are a preference; more than two, or two of one rank, are
 experiences of one task with reward = 0 - rank, or the `reward` of the completion. `preference` of AlpacaEval is 1 or 2,
-or a number between them for weighted annotators: below 1.5 the first output is better. Ties (0 or 1.5) and failed
-annotations (null) are quarantined.
-
-Each answer of UltraFeedback is an experience of one task. The reward is `overall_score`, else `fine-grained_score`,
-else `score` or `rating`; `--reward` selects another score or the rating of an aspect ("helpfulness"). A system prompt
-of the row or of one answer (`custom_system_prompt`, which UltraFeedback varied between answers) becomes the first
-message of the prompt: answers to different system prompts belong to different tasks.
+or a number between them for weighted annotators: below 1.5 the first output is better. UltraFeedback varied the system
+prompt between the answers of a row: answers to different system prompts belong to different tasks.
 """
 
 import math
@@ -213,7 +208,6 @@ _READ_OF_ANSWER = frozenset({"response", "completion", "text", "model", "annotat
 def _is_ultrafeedback(value: Any) -> bool:
     if not isinstance(value, dict) or not any(isinstance(value.get(key), str | list) for key in _PROMPTS):
         return False
-    # Keys of other formats: TRL's stepwise rows, NeMo RL, preferences.
     if any(key in value for key in ("labels", "context", "chosen")):
         return False
     answers = next((value[key] for key in _ANSWERS if isinstance(value.get(key), list)), None)
@@ -289,7 +283,6 @@ def _take_demonstration(row: Json) -> Iterator[Json]:
         prompt, answer = prompt_from(row["prompt"], "prompt"), answer_from(row["completion"], "completion")
     else:
         raise BadRecord(f"expected the keys prompt and completion, or messages, got {sorted(row)[:10]}")
-    # A demonstration needs a prompt and an answer of the assistant.
     if not (prompt or system_of(row, prompt)) or not answer or not answer[0].is_generated:
         raise BadRecord("expected a prompt and an answer of the assistant after it")
     if not any(message.text.strip() or message.tool_calls for message in answer):

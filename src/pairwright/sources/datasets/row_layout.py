@@ -179,7 +179,6 @@ def find_prompt(row: Json, used: set[str]) -> tuple[str | None, Any, str | None]
         (key for key in row if plain_name(key) in CONTEXTS and key not in used and _is_filled(row[key])), None
     )
     names = {plain_name(key): key for key in keys}
-    # Alpaca: an instruction and its input.
     if names.keys() >= {"instruction", "input"} and all(isinstance(row[key], str) for key in keys):
         joined = f"{row[names['instruction']]}\n{row[names['input']]}"
         rest = [key for key in keys if plain_name(key) not in ("instruction", "input") and row[key] not in joined]
@@ -367,7 +366,6 @@ def find_answers(row: Json) -> tuple[Answer, ...]:
     ranks = {key: rank for key in row if (rank := answer_rank(plain_name(key))) is not None and _is_answer(row[key])}
     strong, qualified, weak = ([key for key in ranks if ranks[key] == rank] for rank in range(3))
     strong = strong or qualified
-    # Likewise, a list under "solution" holds candidates only if each has a score or a rank.
     weak = [key for key in weak if isinstance(row[key], str) or not _is_candidates(row[key]) or _has_scores(row, key)]
     # Next to several candidates, a single answer is the reference or one of them.
     for keys in ([key for key in listed if key not in weak_lists], strong, scored, weak):

@@ -14,8 +14,8 @@ from pairwright.sources.datasets.row_names import (
     plain_name,
     words_of,
 )
-from pairwright.sources.field_map import NO_MAP, REQUIRED, FieldMap, parse_map, remove_paths
-from pairwright.sources.fields import BadRecord, index, items
+from pairwright.sources.field_map import REQUIRED, FieldMap, parse_map, remove_paths
+from pairwright.sources.fields import BadRecord, has, index, items
 from pairwright.sources.shapes.any_messages import decode_json_text
 from pairwright.sources.shapes.row_fields import REWARD_KEYS, TASK_KEYS
 
@@ -26,21 +26,16 @@ _TARGETS = (
 )
 _USUAL_NAMES = {"chosen_reward": "score_chosen", "rejected_reward": "score_rejected", "task": "task_id"}
 
-# Public datasets whose names usually mean something else: (fields that identify the dataset, its map)
-_KNOWN_MAPS = (
-    (
-        frozenset({"info", "summaries", "choice"}),  # OpenAI's summarize_from_feedback
-        parse_map("prompt=info.post+info.article,completion=summaries[].text,best=choice,task=info.id"),
-    ),
-)
+# The names of OpenAI's summarize_from_feedback usually mean something else.
+_SUMMARIES = parse_map("prompt=info.post+info.article,completion=summaries[].text,best=choice,task=info.id")
 
 
 def apply_map(row: Json, fields: FieldMap) -> tuple[Json, Json]:
     """Return a row with the mapped fields under their usual names, and the rest of the row."""
     if not fields.names_fields:
-        fields = next((known for names, known in _KNOWN_MAPS if names <= row.keys()), NO_MAP)
-    if not fields:
-        return row, row
+        if not has(row, "info", "summaries", "choice"):
+            return row, row
+        fields = _SUMMARIES
     rest = remove_paths(row, fields.paths())
     renamed: Json = {key: value for key, value in rest.items() if not _is_replaced(key, fields)}
     for target in _TARGETS:
@@ -59,7 +54,6 @@ def apply_map(row: Json, fields: FieldMap) -> tuple[Json, Json]:
         renamed["messages"] = _mapped_messages(renamed["messages"], fields)
     if "best" in fields:
         renamed["best_index"] = _mapped_best(fields.value(row, "best"), fields, renamed)
-    # Messages next to a completion are the prompt.
     if "messages" in fields and ("completion" in fields or "chosen" in fields) and "prompt" not in fields:
         renamed["prompt"] = renamed.pop("messages")
     return renamed, rest

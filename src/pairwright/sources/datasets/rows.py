@@ -174,7 +174,6 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
         return
     for number, (answer, completion, (reward, components, _)) in enumerate(zip(answers, sides, scores, strict=True)):
         if options.reward is None and (layout.best is not None or layout.is_tie):
-            # The preferred answer has reward 1 and the others 0; in a tie, all have 0.5.
             reward = 0.5 if layout.is_tie else float(number == layout.best)
         yield Parts(
             NAME,
@@ -377,7 +376,6 @@ def score_in(row: Json, options: Options) -> tuple[float | None, Json | None, se
     if not named:
         named = nested_scores({key: decode_json_text(value) for key, value in row.items()})
     if named:
-        # Several scores: `--reward` or the rule for components decides.
         keys = {name.partition(".")[0] for name in named} & row.keys()
         return pick_reward(named, options.reward), (named if len(named) > 1 else None), keys
     for key, value in row.items():

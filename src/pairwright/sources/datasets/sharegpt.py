@@ -108,9 +108,8 @@ def _parts(value: Any, where: str) -> tuple[str | list[Json] | None, str | None,
         else:
             raise BadRecord(f"{place}: a part without a type")
     thought = "\n".join(reasoning) if reasoning else None
-    if len(content) == 1 and content[0].keys() == {"type", "text"}:
-        return content[0]["text"], thought, calls
-    return content or None, thought, calls
+    is_text = len(content) == 1 and content[0].keys() == {"type", "text"}
+    return content[0]["text"] if is_text else content or None, thought, calls
 
 
 _READ = frozenset(
@@ -130,11 +129,8 @@ def matches(value: Any) -> bool:
 
 def _take(row: Json) -> Iterator[Json]:
     if "chosen_messages" in row:
-        prompt, chosen, rejected = split_sides(
-            turns_of_parts(row["chosen_messages"], "chosen_messages"),
-            turns_of_parts(row.get("rejected_messages"), "rejected_messages"),
-        )
-        yield {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+        sides = (turns_of_parts(row.get(key), key) for key in ("chosen_messages", "rejected_messages"))
+        yield dict(zip(("prompt", "chosen", "rejected"), split_sides(*sides), strict=True))
         return
     key = "conversations" if "conversations" in row else "messages"
     messages = (turns_of_values if key == "conversations" else turns_of_parts)(row.get(key), key)

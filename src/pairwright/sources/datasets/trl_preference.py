@@ -64,7 +64,6 @@ def _take(row: Json) -> Iterator[Json]:
 def _pair(row: Json) -> Json:
     info: Json = {}
     sides = [row["chosen"], row["rejected"]]
-    # Both sides of a transcript contain the prompt, like conversations.
     is_transcript = all(isinstance(side, str) and side.startswith(_HUMAN) for side in sides)
     if _is_raw_text(row, *sides) and not is_transcript:
         shared = row.get("prompt")
@@ -122,7 +121,6 @@ def _prompt(row: Json) -> list[Message]:
     if key is None:
         return prompt_from(row["messages"], "messages") if _is_prompt(row.get("messages")) else []
     value = row[key]
-    # Alpaca rows: an instruction and its input.
     if key == "instruction" and isinstance(value, str) and isinstance(row.get("input"), str) and row["input"]:
         value = f"{value}\n{row['input']}"
     return prompt_from(value, key)

@@ -36,55 +36,16 @@ from pairwright.sources.fields import (
     text_or_none,
     type_of,
 )
-from pairwright.sources.shapes.anthropic import (
-    BLOCK_TYPES,
-    has_blocks,
-    is_anthropic_response,
-    system_from_anthropic,
-    text_block,
-    tools_from_anthropic,
-    turn_from_anthropic,
-)
-from pairwright.sources.shapes.bedrock import (
-    answer_from_bedrock,
-    is_bedrock_message,
-    is_bedrock_response,
-    turn_from_bedrock,
-)
+from pairwright.sources.shapes import anthropic, bedrock, google_genai, langchain_messages, vercel
 from pairwright.sources.shapes.chat_messages import message_from_chat, read_call, with_finish_reason
-from pairwright.sources.shapes.google_genai import (
-    answers_from_genai,
-    field,
-    is_genai_content,
-    is_genai_request,
-    is_genai_response,
-    messages_from_genai,
-    request_from_genai,
-    tools_from_genai,
-)
-from pairwright.sources.shapes.langchain_messages import (
-    ROLES,
-    TYPES,
-    chat_from_langchain,
-    name_tool_turns,
-    turn_from_blocks,
-    unwrap,
-)
 from pairwright.sources.shapes.plain_messages import plain_messages
 from pairwright.sources.shapes.responses import messages_from_items
-from pairwright.sources.shapes.vercel import (
-    are_vercel_calls,
-    calls_from_vercel,
-    is_vercel_message,
-    tools_from_vercel,
-    turn_from_vercel,
-)
 
 # Types that identify items of the Responses API.
 _ITEM_TYPES = frozenset(
     {"function_call", "function_call_output", "reasoning", "message", "custom_tool_call", "custom_tool_call_output"}
 )
-_CONTENT_TYPES = BLOCK_TYPES | {"text", "image", "image_url", "input_text", "output_text"}
+_CONTENT_TYPES = anthropic.BLOCK_TYPES | {"text", "image", "image_url", "input_text", "output_text"}
 # Types of reasoning parts; Microsoft's agents use class names.
 _REASONING = frozenset({"reasoning", "thinking", "text_reasoning", "TextReasoningContent"})
 _CALL_KEYS = frozenset({"function", "id", "type", "index"})
@@ -134,7 +95,7 @@ def answers(value: Any, where: str, *, objects_as_text: bool = False) -> list[li
     if messages is not None:
         return [join_calls(messages)]
     inside = decode_json_text(value)
-    if isinstance(inside, list) and len(inside) == 1 and is_genai_response(inside[0]):
+    if isinstance(inside, list) and len(inside) == 1 and google_genai.is_genai_response(inside[0]):
         inside = inside[0]
     if has(inside, choices=list) and inside["choices"]:
         return [_choice(choice, f"{where}.choices[{n}]") for n, choice in enumerate(inside["choices"])]
@@ -144,8 +105,8 @@ def answers(value: Any, where: str, *, objects_as_text: bool = False) -> list[li
             batch = batch[0]
         if batch and all(map(has, batch)):
             return [_choice(item, f"{where}.generations[{n}]") for n, item in enumerate(batch)]
-    if is_genai_response(inside):
-        return answers_from_genai(inside, where)
+    if google_genai.is_genai_response(inside):
+        return google_genai.answers_from_genai(inside, where)
     messages = join_calls(conversation(value, where, role="assistant", objects_as_text=objects_as_text))
     return [messages] if messages else []
 
@@ -260,12 +221,12 @@ def tools_in(value: Any) -> list[Json]:
     for tool in map(decode_json_text, list_or_empty(decode_json_text(inside))):
         if not isinstance(tool, dict):
             continue
-        if field(tool, "function_declarations") is not None:
-            schemas += tools_from_genai({"tools": [tool]}, "tools")
+        if google_genai.field(tool, "function_declarations") is not None:
+            schemas += google_genai.tools_from_genai({"tools": [tool]}, "tools")
         elif "input_schema" in tool:
-            schemas += tools_from_anthropic([tool], "tools")
+            schemas += anthropic.tools_from_anthropic([tool], "tools")
         else:
-            schemas += tools_from_vercel([tool], "tools") if "inputSchema" in tool else [tool]
+            schemas += vercel.tools_from_vercel([tool], "tools") if "inputSchema" in tool else [tool]
     return schemas
 
 
@@ -291,11 +252,11 @@ def _read_known_shape(value: Any, where: str, role: str, depth: int) -> list[Mes
         return None
     if _is_message(value):
         return messages_from_items([value], where) if _is_item(value) else _messages(value, where)
-    if is_genai_request(value):
-        return request_from_genai(value, where)
-    if is_bedrock_response(value):
-        return answer_from_bedrock(value, where)
-    is_response = is_genai_response(value)
+    if google_genai.is_genai_request(value):
+        return google_genai.request_from_genai(value, where)
+    if bedrock.is_bedrock_response(value):
+        return bedrock.answer_from_bedrock(value, where)
+    is_response = google_genai.is_genai_response(value)
     if "choices" in value or "generations" in value or is_response:
         choices = answers(value, where) if is_response or value.get("choices") or value.get("generations") else []
         if len(choices) > 1:
@@ -313,7 +274,7 @@ def _read_known_shape(value: Any, where: str, role: str, depth: int) -> list[Mes
         else:
             continue
         if messages is not None:
-            return system_from_anthropic(value.get("system"), f"{where}.system") + messages
+            return anthropic.system_from_anthropic(value.get("system"), f"{where}.system") + messages
     return None
 
 
@@ -323,9 +284,9 @@ def _from_list(value: list[Any], where: str, role: str, depth: int) -> list[Mess
         return []
     if len(value) == 1 and isinstance(value[0], list):  # a batch of one, as LangChain logs it
         return _read_known_shape(value[0], f"{where}[0]", role, depth + 1)
-    if are_vercel_calls(value):
-        return [Message(role, tool_calls=calls_from_vercel(value, where))]
-    value = name_tool_turns(value)
+    if vercel.are_vercel_calls(value):
+        return [Message(role, tool_calls=vercel.calls_from_vercel(value, where))]
+    value = langchain_messages.name_tool_turns(value)
     shaped = [isinstance(item, dict) and _is_message(item) for item in value]
     if not any(shaped):
         if all(type_of(item) in _CONTENT_TYPES for item in value) or (role == "assistant" and _are_calls(value)):
@@ -333,7 +294,8 @@ def _from_list(value: list[Any], where: str, role: str, depth: int) -> list[Mess
         # One response in a list, or contents without a role.
         if len(value) == 1 and isinstance(value[0], dict):
             return _read_known_shape(value[0], f"{where}[0]", role, depth + 1)
-        return messages_from_genai(value, None, where) if all(map(is_genai_content, value)) else None
+        is_genai = all(map(google_genai.is_genai_content, value))
+        return google_genai.messages_from_genai(value, None, where) if is_genai else None
     if not all(shaped):
         raise BadRecord(f"{where}[{shaped.index(False)}]: not a message, among messages")
     if any(map(_is_item, value)):
@@ -343,7 +305,7 @@ def _from_list(value: list[Any], where: str, role: str, depth: int) -> list[Mess
 
 def _is_item(value: Json) -> bool:
     """Whether a message is an item of the Responses API; Anthropic responses have the type "message", too."""
-    return type_of(value) in _ITEM_TYPES and not is_anthropic_response(value)
+    return type_of(value) in _ITEM_TYPES and not anthropic.is_anthropic_response(value)
 
 
 def _is_message(value: Json) -> bool:
@@ -353,7 +315,7 @@ def _is_message(value: Json) -> bool:
     if value.get("lc") is not None or value.get("type") == "constructor":
         return isinstance(value.get("kwargs"), dict)
     kind = type_of(value)
-    return (kind in TYPES and "content" in value) or kind in _ITEM_TYPES
+    return (kind in langchain_messages.TYPES and "content" in value) or kind in _ITEM_TYPES
 
 
 def _choice(value: Any, where: str) -> list[Message]:
@@ -373,19 +335,21 @@ def _choice(value: Any, where: str) -> list[Message]:
 
 def _messages(item: Json, where: str) -> list[Message]:
     """Convert one item to messages; tool results inside a user turn become separate messages."""
-    item = unwrap(item)
-    if is_vercel_message(item):
-        return turn_from_vercel(item, where)
+    item = langchain_messages.unwrap(item)
+    if vercel.is_vercel_message(item):
+        return vercel.turn_from_vercel(item, where)
+    if google_genai.is_genai_content(item):
+        return google_genai.messages_from_genai([item], None, where)
     if isinstance(item.get("parts"), list):
-        return messages_from_genai([item], None, where) if is_genai_content(item) else _from_parts(item, where)
-    if is_bedrock_message(item):
-        return turn_from_bedrock(item, where)
-    if is_anthropic_response(item) and not item.get("tool_calls"):
-        return turn_from_anthropic(item, where)
-    chat = chat_from_langchain(item, where)
+        return _from_parts(item, where)
+    if bedrock.is_bedrock_message(item):
+        return bedrock.turn_from_bedrock(item, where)
+    if anthropic.is_anthropic_response(item) and not item.get("tool_calls"):
+        return anthropic.turn_from_anthropic(item, where)
+    chat = langchain_messages.chat_from_langchain(item, where)
     content = chat.get("content")
-    if has_blocks(content):
-        return turn_from_blocks(chat, where)
+    if anthropic.has_blocks(content):
+        return langchain_messages.turn_from_blocks(chat, where)
     if chat["role"] in ("assistant", "tool") and chat.get("tool_call_id") is None and _are_calls(content):
         chat = {**chat, "role": "assistant", "content": None, "tool_calls": decode_json_text(content)}
     elif chat["role"] == "tool":
@@ -424,14 +388,14 @@ def _from_parts(item: Json, where: str) -> list[Message]:
         elif isinstance(kind, str) and kind in _REASONING and said is not None:
             thoughts.append(said)
         elif kind in ("text", None) and said is not None:
-            content.append(text_block(said))
+            content.append(anthropic.text_block(said))
         else:
             content.append(part)
     if content or calls or thoughts or not messages:
         role = text(item.get("role"), f"{where}.role")
         reason = item.get("finish_reason")
         message = Message(
-            role=ROLES.get(role, role),
+            role=langchain_messages.ROLES.get(role, role),
             content=content[0]["text"] if len(content) == 1 and _is_text(content[0]) else content or None,
             reasoning="\n".join(thoughts) if thoughts else None,
             tool_calls=tuple(calls),

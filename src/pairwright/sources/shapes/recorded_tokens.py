@@ -4,6 +4,7 @@ They form one token sequence only if they have the prefix property: each turn's 
 Otherwise the conversation was re-rendered between turns. Includes the token fields of NeMo Gym items.
 """
 
+from itertools import chain
 from typing import Annotated, Any
 
 import msgspec
@@ -45,9 +46,9 @@ def tokens_of_turns(turns: list[TurnTokens | None]) -> Json | None:
     >>> {name: np.asarray(value).tolist() for name, value in (tokens_of_turns(turns) or {}).items()}
     {'tokens': [1, 2, 3, 9, 4], 'prompt_length': 2, 'action_mask': [True, False, True], 'logprobs': [-0.5, 0.0, -0.25]}
     """
-    if not turns or any(turn is None for turn in turns):
-        return None
     known = [turn for turn in turns if turn is not None]
+    if not turns or len(known) < len(turns):
+        return None
     # `ids` are all tokens so far, prompt included; `mask` and `logprobs` cover those after the first prompt.
     ids = list(known[0].prompt)
     mask: list[bool] = []
@@ -115,8 +116,9 @@ def _turns(output: list[Any]) -> tuple[list[TurnTokens], str | None]:
     """Return the recorded tokens per turn, and the reason if they are unusable."""
     turns: list[TurnTokens] = []
     is_open = is_missing = False  # has the model written items since the last recorded ids?
-    for item in _flat(output):
-        if not _is_generated(item):
+    # Nested lists of items are allowed; `messages_from_items` has validated them.
+    for item in chain.from_iterable(item if isinstance(item, list) else [item] for item in output):
+        if item.get("role") != "assistant" and item.get("type") not in _GENERATED:
             is_missing, is_open = is_missing or is_open, False
             continue
         is_open = True
@@ -131,14 +133,3 @@ def _turns(output: list[Any]) -> tuple[list[TurnTokens], str | None]:
     if turns and (is_missing or is_open):
         return [], "some turns have no token ids"
     return turns, None
-
-
-def _flat(output: list[Any]) -> list[Json]:
-    flat: list[Json] = []
-    for item in output:
-        flat += item if isinstance(item, list) else [item]
-    return flat
-
-
-def _is_generated(item: Json) -> bool:
-    return item.get("role") == "assistant" or item.get("type") in _GENERATED

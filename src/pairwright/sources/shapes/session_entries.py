@@ -20,6 +20,7 @@ from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import NO_ANSWER, Parts, split_at_answer
 from pairwright.sources.fields import (
     BadRecord,
+    has,
     identifier,
     items,
     mapping,
@@ -201,9 +202,9 @@ def _paths(entries: list[Entry]) -> Iterator[list[Entry]]:
     """Yield every path from a root to a leaf, in file order; entries that lead to no message are left out."""
     if all(entry.id is None for entry in entries):
         yield entries
-        return
-    children, roots = _children(entries)
-    yield from paths_from(roots, lambda entry: children[entry])
+    else:
+        children, roots = _children(entries)
+        yield from paths_from(roots, children.__getitem__)
 
 
 def paths_from(roots: Sequence[_Node], children_of: Callable[[_Node], Sequence[_Node]]) -> Iterator[list[_Node]]:
@@ -249,9 +250,6 @@ def _children(entries: list[Entry]) -> tuple[dict[Entry, list[Entry]], list[Entr
     return children, roots
 
 
-# Most assistants' blocks resemble Anthropic's content blocks, so they are converted with shapes/anthropic.py.
-
-
 def summary_message(text: str) -> Message:
     """Return the summary of a compaction, which replaced the previous context, as a user turn."""
     return Message("user", text, extra={"is_compact_summary": True})
@@ -271,7 +269,7 @@ def turn_messages(blocks: list[Json], where: str, *, generated: bool | None = No
 def user_messages(content: Any, where: str, *, extra: Json | None = None) -> list[Message]:
     """Convert a user turn: text, or blocks that may include tool results."""
     blocks = [text_block(content)] if isinstance(content, str) else items(content, where)
-    if not all(isinstance(block, dict) for block in blocks):
+    if not all(map(has, blocks)):
         raise BadRecord(f"{where}: expected a list of objects")
     return user_from_blocks(blocks, where, extra=extra)
 
@@ -300,7 +298,7 @@ class EventTurns:
         if self._has_result and not is_result:
             self.end_turn()
         self._blocks.append(block)
-        self._has_result = self._has_result or is_result
+        self._has_result |= is_result
 
     def add_text(self, text: str) -> None:
         """Add a piece of the assistant's text; consecutive pieces form one text."""

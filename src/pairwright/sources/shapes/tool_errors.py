@@ -137,15 +137,13 @@ def suspicious_results(texts: Sequence[str]) -> list[int]:
 
 def result_error_kind(position: int, message: Message) -> str | None:
     """Return the failure kind of a tool message, or None."""
-    extra, content = message.extra, message.content
-    text = content if type(content) is str else message.text
-    if extra:
-        flag = next((extra[key] for key in ("is_error", "isError") if isinstance(extra.get(key), bool)), None)
-        if flag is None and extra.get("status") in ("error", "failed"):
-            flag = True
-        if flag is not None:
-            return (text_error_kind(text) or failure_kind(text, "tool_error")) if flag else None
-    return text_error_kind(text)
+    extra, text = message.extra, message.text
+    flag = next((extra[key] for key in ("is_error", "isError") if isinstance(extra.get(key), bool)), None)
+    if flag is None and extra.get("status") in ("error", "failed"):
+        flag = True
+    if flag is False:
+        return None
+    return text_error_kind(text) or (failure_kind(text, "tool_error") if flag else None)
 
 
 def text_error_kind(text: str) -> str | None:

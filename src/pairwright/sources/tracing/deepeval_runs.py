@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts
+from pairwright.sources.assemble import Parts, read_each
 from pairwright.sources.fields import (
     filled,
     has,
@@ -22,7 +22,6 @@ from pairwright.sources.fields import (
     text,
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
-from pairwright.sources.shapes.read_each import read_each
 from pairwright.sources.tracing.span_formats import DEEPEVAL
 
 NAME = "deepeval"
