@@ -30,7 +30,7 @@ from pairwright.paths import Place, open_binary, place, scratch, size_of
 from pairwright.paths.listing import list_files
 from pairwright.records.arrays import Array
 from pairwright.sources.format import Origin, Rejected
-from pairwright.sources.text_repair import repair_and_decode, to_utf8
+from pairwright.sources.text_repair import Transcoder, repair_and_decode
 
 # UTF-32 before UTF-16: its mark begins with the mark of UTF-16.
 _MARKS = (
@@ -144,7 +144,7 @@ def _as_utf8(file: IO[bytes], begin: bytes) -> IO[bytes]:
     if encoding == "utf-8-sig":
         file.read(3)  # skip the mark; the rest is UTF-8
         return file
-    return file if encoding is None else to_utf8(file, encoding)
+    return file if encoding is None else io.BufferedReader(Transcoder(file, encoding))
 
 
 def read_line_blocks(

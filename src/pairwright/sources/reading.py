@@ -164,13 +164,30 @@ def file_units(
     options: Options = NO_OPTIONS,
 ) -> Iterator[AnyUnit]:
     """Yield the units of a file; a damaged file ends with Rejected. `repairs` counts repairs of text."""
+    is_whole = layout.reader.unit == "file"
     try:
+        units: Iterable[AnyUnit]
         if layout.shape == "binary":
-            yield from binary_units(path, layout, label)
+            units = binary_units(path, layout, label)
+        elif layout.shape == "document":
+            units = _document_units(path, layout, label, repairs, options)
         elif layout.shape == "table":
-            yield from _table_units(path, layout, label, options, repairs)
+            units = _table_units(path, layout, label, options, repairs)
+        elif layout.shape == "values":
+            units = value_units(path, label, repairs)
+        elif is_whole:
+            units = line_units(path, repairs=repairs)
         else:
-            yield from _json_units(path, layout, label, repairs, options)
+            units = chain.from_iterable(line_batches(path, decode=layout.reader.decode, label=label, repairs=repairs))
+        if is_whole and layout.shape not in ("binary", "document"):
+            values = []
+            for unit in units:
+                if isinstance(unit, tuple):
+                    values.append(unit[1])
+                else:
+                    yield unit
+            units = [(Origin(str(path), None if layout.shape == "table" else 1, 0, label), values)]
+        yield from units
     except (BadRecord, *BROKEN_STREAM) as error:
         yield _damage(path, layout, error)
 
@@ -208,49 +225,28 @@ def _damage(path: Place, layout: Layout, error: Exception) -> Rejected:
 def _table_units(
     path: Place, layout: Layout, label: str, options: Options, notes: Counter[str] | None
 ) -> Iterator[Unit | Rejected]:
-    rows = []
     for number, row in enumerate(table_rows(path, options.map, layout.table, notes)):
         if isinstance(row, BadRecord):
             yield Rejected(str(path), None, str(row), layout.format)
-        elif layout.reader.unit == "file":
-            rows.append(row)
         else:
             yield Origin(str(path), None, number, label), row
-    if layout.reader.unit == "file":
-        yield Origin(str(path), None, 0, label), rows
 
 
-def _json_units(
+def _document_units(
     path: Place, layout: Layout, label: str, repairs: Counter[str] | None, options: Options
 ) -> Iterator[Unit | Rejected]:
-    """Yield records or the whole file, depending on the layout and the reader's `unit`."""
-    file = str(path)
-    if layout.splits:
-        yield from chain.from_iterable(line_batches(path, decode=layout.reader.decode, label=label, repairs=repairs))
-    elif layout.shape == "values" and layout.reader.unit == "record":
-        yield from value_units(path, label, repairs)
-    elif layout.shape in ("lines", "values"):
-        values = []
-        is_lines = layout.shape == "lines"
-        for unit in line_units(path, repairs=repairs) if is_lines else value_units(path, "", repairs):
-            if isinstance(unit, Rejected):
-                yield unit
-            else:
-                values.append(unit[1])
-        yield Origin(file, 1, 0, label), values
-    else:
-        value = document(path, repairs)
-        if isinstance(value, Rejected):
-            yield value
-        else:
-            listed = isinstance(value, list) and layout.reader.unit == "record" and not layout.reader.matches(value)
-            if "records" in options.map:
-                value = _records_in(value, options)
-            # Each item of a list is a record, unless the list itself is one (a bare list of messages).
-            elif not listed:
-                value = [value]
-            for number, item in enumerate(value):
-                yield Origin(file, None, number, label), item
+    """Yield the records of a JSON document, or the document, depending on the user's map and the reader's `unit`."""
+    value = document(path, repairs)
+    if isinstance(value, Rejected):
+        yield value
+        return
+    if "records" in options.map:
+        value = _records_in(value, options)
+    # Each item of a list is a record, unless the list itself is one (a bare list of messages).
+    elif layout.reader.unit == "file" or not isinstance(value, list) or layout.reader.matches(value):
+        value = [value]
+    for number, item in enumerate(value):
+        yield Origin(str(path), None, number, label), item
 
 
 def _detect_table(path: Place, format_name: str, options: Options) -> Layout | Rejected:

@@ -105,8 +105,7 @@ def read(value: Any, origin: Origin, options: Options, name: str = NAME) -> Iter
     for position, (conversation, numbered) in enumerate(conversations.items()):
         line = None if origin.line is None else numbered[0][0] + 1
         try:
-            members = [row for _, row in numbered]
-            for branch, way in enumerate(_ways(members)):
+            for branch, way in enumerate(_ways([row for _, row in numbered])):
                 # Each branch is a separate run; 256 run numbers are reserved per conversation.
                 place = origin.at(line, position * _MAX_BRANCHES + branch)
                 yield _read_conversation(name, conversation, branch, way, place, options)
@@ -132,9 +131,7 @@ def _read_conversation(
     reward, components = next(iter(rewards.items()), (None, None))
     shared = {key: value for key, value in rows[0].items() if all(row.get(key) == value for row in rows[1:])}
     tools = next((tools for row in rows if (tools := tools_of(row))), [])
-    models = {
-        row[key]: None for row in rows for key in MODELS if _role(row) == "assistant" and identifier(row.get(key))
-    }
+    models = {row[key] for row in rows for key in MODELS if _role(row) == "assistant" and identifier(row.get(key))}
     task = task_of(shared)
     leftovers = [
         {key: value for key, value in row.items() if value is not None and key not in known and key not in shared}

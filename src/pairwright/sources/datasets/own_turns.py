@@ -117,12 +117,7 @@ def step_turns(items: list[Json]) -> list[Json]:
 
 def call_turns(said: Json, name: Any, arguments: Any, result: Any, call_id: str) -> list[Json]:
     """Return an assistant message with one call, followed by the message of its result, if any."""
-    call = {
-        "id": call_id,
-        "type": "function",
-        "function": {"name": name, "arguments": "{}" if arguments is None else json_text(arguments)},
-    }
-    turn = {**said, "tool_calls": [call]}
+    turn = {**said, "tool_calls": [_chat_call(call_id, name, arguments)]}
     if result is None:
         return [turn]
     return [turn, {"role": "tool", "tool_call_id": call_id, "name": name, "content": json_text(result)}]
@@ -160,9 +155,12 @@ def _call(value: Any, call_id: str, where: str) -> Json:
     name = _value(inner, ("name", *_ACTIONS))
     if not isinstance(name, str):
         raise BadRecord(f"{where}: a call without a name among {', '.join(map(str, call))}")
-    arguments = _value(inner, _INPUTS)
+    return _chat_call(str(call.get("id", call_id)), name, _value(inner, _INPUTS))
+
+
+def _chat_call(call_id: str, name: Any, arguments: Any) -> Json:
     text = "{}" if arguments is None else json_text(arguments)
-    return {"id": str(call.get("id", call_id)), "type": "function", "function": {"name": name, "arguments": text}}
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
 
 
 def _role(value: Any, fields: FieldMap, where: str) -> str:
