@@ -15,6 +15,9 @@ from pairwright.errors import PairwrightError
 from pairwright.records.json_text import encode
 from pairwright.records.messages import Json
 
+_NUMBERS = (float, int, bool)
+_SMALL_BYTES = 2_000
+
 
 class BadRecord(PairwrightError, ValueError):
     """Raised for a record that its reader cannot use; the message is the reason shown to the user."""
@@ -204,10 +207,6 @@ def json_value(value: Any, where: str) -> Any:
         return msgspec.json.decode(value)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise BadRecord(f"{where}: text that is not JSON ({error})") from None
-
-
-_NUMBERS = (float, int, bool)
-_SMALL_BYTES = 2_000
 
 
 def small_fields(row: Json, known: frozenset[str]) -> Json:

@@ -30,6 +30,15 @@ _MAX_NAMES = 64  # of one record, for an error message
 _NO_SCORES = frozenset({"messages", "tools", "functions", "prompt", "completion", "conversations", "traj", "trajectory",
                         "response", "responses_create_params", "request", "usage", "not_read",
                         "other_events"})  # fmt: skip
+_MAX_WORD = 40
+_SCORE_WORDS = words("target outcome accepted quality feedback verified judge result status")
+# Names of numbers that are common in logs and never scores.
+_NO_SCORE_WORDS = words(
+    """id ids nr no number num index idx ts time timestamp date created updated opened closed duration seconds ms s
+    tokens token usd price seed temperature version run attempt step steps turn turns episode epoch page year age
+    user session row line length size count port parallel stream store expected"""
+)
+_ID_KEYS = ("id", "uid", "session_id", "session", "trace_id")
 
 
 def chosen_reward(exp: Experience, expression: str, row: Any = None) -> float | None:
@@ -88,16 +97,6 @@ def score_names(components: Json, info: Json) -> list[str]:
     return [*likely, *possible]
 
 
-_MAX_WORD = 40
-_SCORE_WORDS = words("target outcome accepted quality feedback verified judge result status")
-# Names of numbers that are common in logs and never scores.
-_NO_SCORE_WORDS = words(
-    """id ids nr no number num index idx ts time timestamp date created updated opened closed duration seconds ms s
-    tokens token usd price seed temperature version run attempt step steps turn turns episode epoch page year age
-    user session row line length size count port parallel stream store expected"""
-)
-
-
 def _leaf_paths(fields: Any, depth: int) -> Iterator[tuple[str, Any]]:
     for key, value in fields.items() if isinstance(fields, dict) else ():
         if isinstance(value, bool | int | float | str):
@@ -142,9 +141,6 @@ class Scores:
                 if place in self._by_run:
                     return self._by_run[place], place
         return None
-
-
-_ID_KEYS = ("id", "uid", "session_id", "session", "trace_id")
 
 
 def read_scores(path: Path) -> Scores:

@@ -42,6 +42,18 @@ _DECIMAL_COMMA = re.compile(r"([-+]?(?:0,\d+|\d+,(?!\d{3}$)\d+))")
 _LABELLED = re.compile(r"(\d+(?:[.,]\d+)?)\s*[-–—:=]\s*[^\W\d_][^\d]*")  # "5 - excellent"
 _STARS = re.compile(r"([★⭐🌟]+)[☆✩]*")
 _LONGEST = 40  # characters of a score; longer text is an opinion
+# Names of objects that hold a judge's scores, and of leaves in them that are not scores.
+_JUDGES = words(
+    """judge judges judgement judgment evaluation evaluations eval evals evaluator review reviews feedback assessment
+    grading grade grader metrics scores ratings score rating annotation annotations verdict quality critic rubric"""
+)
+_NO_SCORES = words(
+    """id ids version confidence weight weights max min maximum minimum threshold count num number index tokens cost
+    latency duration seconds time timestamp created updated seed temperature"""
+)
+_OVERALL = words("""overall total final aggregate overall_score total_score final_score""")
+_NAMES, _VALUES = ("name", "metric", "key", "criterion", "dimension"), ("score", "value", "rating", "grade", "result")
+_MAX_LEVELS = 3
 
 
 def without_accents(text: str) -> str:
@@ -108,20 +120,6 @@ def read_score(value: Any) -> float | None:
 
 def _number(text: str) -> float:
     return float(text.replace(",", "."))
-
-
-# Names of objects that hold a judge's scores, and of leaves in them that are not scores.
-_JUDGES = words(
-    """judge judges judgement judgment evaluation evaluations eval evals evaluator review reviews feedback assessment
-    grading grade grader metrics scores ratings score rating annotation annotations verdict quality critic rubric"""
-)
-_NO_SCORES = words(
-    """id ids version confidence weight weights max min maximum minimum threshold count num number index tokens cost
-    latency duration seconds time timestamp created updated seed temperature"""
-)
-_OVERALL = words("""overall total final aggregate overall_score total_score final_score""")
-_NAMES, _VALUES = ("name", "metric", "key", "criterion", "dimension"), ("score", "value", "rating", "grade", "result")
-_MAX_LEVELS = 3
 
 
 def nested_scores(row: Json) -> dict[str, float]:

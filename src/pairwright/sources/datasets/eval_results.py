@@ -37,14 +37,12 @@ from pairwright.sources.shapes.traces import pick_reward
 
 PROMPTFOO, OPENAI_EVALS = "promptfoo", "openai-evals"
 _EVENTS = ("sampling", "match", "metrics", "raw_sample")
+_LM_EVAL = frozenset({"arguments", "resps", "filtered_resps", "doc", "doc_id"})
 
 
 def _prompt(value: Any, where: str) -> list[Message]:
     value = decode_json_text(value)
     return [Message("user", value)] if isinstance(value, str) else read_turns(value, where)
-
-
-_LM_EVAL = frozenset({"arguments", "resps", "filtered_resps", "doc", "doc_id"})
 
 
 def _take_lm_eval(row: Json) -> Iterator[Json]:

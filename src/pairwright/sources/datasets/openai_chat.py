@@ -31,6 +31,11 @@ _FOREIGN = (
     "chosen", "rejected", "chosen_messages", "rejected_messages", "traj", "trajectory", "conversations", "eid",
     "trajectory_format", "resolved", "test_result", "samples", "completions", "preferred_output", "generations",
 )  # fmt: skip
+# Names of the field that holds the id of a message's parent.
+PARENTS = (
+    *("parent_message_id", "parent_id", "parent_uuid", "parent", "reply_to", "reply_to_id", "in_reply_to"),
+    *("parentId", "parentUuid", "parentMessageId"),
+)
 
 
 def matches(value: Any) -> bool:
@@ -90,13 +95,6 @@ def read_messages(value: Any, where: str) -> list[Message]:
         weight = read_weight(item)
         messages.append(msgspec.structs.replace(message, extra={**message.extra, **weight}) if weight else message)
     return messages
-
-
-# Names of the field that holds the id of a message's parent.
-PARENTS = (
-    *("parent_message_id", "parent_id", "parent_uuid", "parent", "reply_to", "reply_to_id", "in_reply_to"),
-    *("parentId", "parentUuid", "parentMessageId"),
-)
 
 
 def names_parent(message: Any) -> bool:

@@ -55,6 +55,9 @@ ANSWER_WORDS = words("answer response output completion reply generation antwort
 # Words next to them that are not model names: `model_answer`, `final_response`.
 _NO_MODELS = words("model final generated raw full predicted user correct best my new")
 PROMPT_BODIES = words("text full_text content body value prompt question instruction query")
+_LABELS = ("label", "labels", "verdict", "judgment", "judgement")
+_CONTENT_PARTS = ("text", "output_text", "image_url", "tool_use", "thinking")
+_ITEMS = frozenset({"function_call", "function_call_output", "reasoning"})
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -451,9 +454,6 @@ def _preference_key(row: Json) -> str | None:
     return min(keys, key=lambda key: plain_name(key) in _LABELS) if keys else None
 
 
-_LABELS = ("label", "labels", "verdict", "judgment", "judgement")
-
-
 def find_choice(row: Json, answers: tuple[Answer, ...]) -> tuple[int | None, set[str]]:
     """Return the index of the preferred answer in a list, and the key that was used; numbers count from 0."""
     key = _preference_key(row)
@@ -573,10 +573,6 @@ def _is_turn(item: Any) -> bool:
         return True
     # {"human": ..., "assistant": ...} or {"q": ..., "a": ...}: one exchange.
     return len(item) > 1 and all(plain_name(key) in SPEAKERS and isinstance(text, str) for key, text in item.items())
-
-
-_CONTENT_PARTS = ("text", "output_text", "image_url", "tool_use", "thinking")
-_ITEMS = frozenset({"function_call", "function_call_output", "reasoning"})
 
 
 def is_from_model(turn: Any) -> bool:

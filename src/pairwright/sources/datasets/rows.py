@@ -69,6 +69,12 @@ NAME = "rows"
 _BODIES = ("text", "content", "message", "messages", "value")  # keys of a candidate object
 _READ = frozenset({"tools", "functions", "reward_components", *SYSTEMS})
 _DECIDES = "choose with"  # occurs in refusals that a map resolves
+# Among ratings from 1 to 5, these values usually mean "not rated".
+_NOT_RATED = (-1.0, 99.0, 999.0, -99.0, -999.0)
+_NO_VALUE = frozenset(
+    ("", "-", "--", "—", "?", "n/a", "na", "none", "null", "nan", "unrated", "not rated", "skip", "skipped")
+)
+_MAX_WORDS = 8  # distinct verdicts in a column; more are free text
 
 
 def matches(value: Any) -> bool:
@@ -105,14 +111,6 @@ def refuse(rows: list[Any], options: Options) -> str | None:
         except RecursionError:
             continue
     return doubtful_scores(rows) if options.reward is None and "reward" not in options.map else None
-
-
-# Among ratings from 1 to 5, these values usually mean "not rated".
-_NOT_RATED = (-1.0, 99.0, 999.0, -99.0, -999.0)
-_NO_VALUE = frozenset(
-    ("", "-", "--", "—", "?", "n/a", "na", "none", "null", "nan", "unrated", "not rated", "skip", "skipped")
-)
-_MAX_WORDS = 8  # distinct verdicts in a column; more are free text
 
 
 def doubtful_scores(rows: list[Json]) -> str | None:

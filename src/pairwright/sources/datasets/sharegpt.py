@@ -20,6 +20,11 @@ from pairwright.sources.fields import BadRecord, has, json_text, objects, text
 from pairwright.sources.roles import SYNONYMS, calls_of_text
 from pairwright.sources.shapes.chat_messages import is_left_out, read_weight
 
+_READ = frozenset(
+    {"conversations", "messages", "chosen", "rejected", "chosen_messages", "rejected_messages", *SYSTEMS, "tools",
+     "kto_tag", "label", "reward", "score", "rating", *SCORES}
+)  # fmt: skip
+
 
 class _Calls:
     """Assigns numbers to calls, and tracks which of them have no result yet."""
@@ -110,12 +115,6 @@ def _parts(value: Any, where: str) -> tuple[str | list[Json] | None, str | None,
     thought = "\n".join(reasoning) if reasoning else None
     is_text = len(content) == 1 and content[0].keys() == {"type", "text"}
     return content[0]["text"] if is_text else content or None, thought, calls
-
-
-_READ = frozenset(
-    {"conversations", "messages", "chosen", "rejected", "chosen_messages", "rejected_messages", *SYSTEMS, "tools",
-     "kto_tag", "label", "reward", "score", "rating", *SCORES}
-)  # fmt: skip
 
 
 def matches(value: Any) -> bool:

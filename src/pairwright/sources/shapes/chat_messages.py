@@ -19,6 +19,7 @@ _KNOWN = frozenset(
 )
 # Other names of the content: a message without `content` that has one of them is refused, so that no text is lost.
 _OTHER_BODIES = ("parts", "value", "body", "message", "output", "system_prompt", "prompt", "response", "completion")
+SHARED_MARK = "shared_with_earlier_branch"
 
 
 def message_from_chat(value: Any, where: str = "message", *, generated: bool | None = None) -> Message:
@@ -214,9 +215,6 @@ def _function(value: Any, where: str, *, call_id: str | None, call_type: Any = N
         id=call_id,
         type=call_type if isinstance(call_type, str) else "function",
     )
-
-
-SHARED_MARK = "shared_with_earlier_branch"
 
 
 def as_context(message: Message) -> Message:

@@ -12,6 +12,9 @@ import numpy as np
 
 from pairwright.records.messages import Json
 
+_IDS = list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]  # stored as int32
+_GENERATED = ("reasoning", "function_call", "custom_tool_call", "local_shell_call")
+
 
 class TurnTokens(msgspec.Struct, frozen=True):
     """Tokens recorded for one model request: the full prompt, the generated ids, and their log-probabilities."""
@@ -73,9 +76,6 @@ def tokens_of_turns(turns: list[TurnTokens | None]) -> Json | None:
     return arrays
 
 
-_IDS = list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]  # stored as int32
-
-
 def are_ids(value: Any) -> bool:
     """Whether the value is a list of token ids; checked in C, since the lists are long."""
     if not isinstance(value, list):
@@ -85,9 +85,6 @@ def are_ids(value: Any) -> bool:
         return True
     except msgspec.ValidationError:
         return False
-
-
-_GENERATED = ("reasoning", "function_call", "custom_tool_call", "local_shell_call")
 
 
 def recorded_tokens(output: list[Any], info: Json) -> Json | None:

@@ -32,6 +32,23 @@ _WORDS = (
     ),
     ("not_found", (" not found", "does not exist")),
 )
+_STATUS_KEYS = ("exit_code", "exitCode", "returncode", "return_code", "returnCode", "exit_status", "exitStatus")
+_CODE_KEYS = frozenset({"status", "code", "statusCode", "status_code", "http_status"})
+_ERROR_WORDS = frozenset({"error", "failed", "failure", "fail", "errored", "exception", "timeout", "timed_out"})
+_NO_ERROR = frozenset({"", "none", "null", "no", "false", "0", "ok", "no error", "no errors", "n/a", "success"})
+_WRAPPERS = ("output", "result", "content", "message", "text", "observation", "response", "stdout", "data")
+# Keys of an envelope around a result. Other records may have a status "failed" that is not the call's.
+_ENVELOPE = re.compile(
+    r"(?:http_)?status(?:_?code)?|code|message|msg|errors?|error_?(?:code|message|type)|reason|details?|description|type"
+    r"|name|title|data|result|output|content|stdout|stderr|traceback|success|ok|hint|suggestion|tool(?:_name|_call_id)?"
+    r"|request_?id|timestamp|path|command|duration|elapsed|retryable|is_?error|exception|arg(?:ument)?s|query|instance"
+    r"|url|extensions",
+    re.I,
+)
+_LIST_STARTS = ("[{", "[\n", "[ ", '["', "[[")
+# Most frequent signs first.
+_SIGNS = ("tatus", "rror", '"ok"', "ode", "xit", "ail", "eturn", '"success"', "raceback", "xception")
+_NUM_JSON = 1000  # characters searched for marks at either end of an object
 
 
 def failure_kind(hint: object, default: str) -> str:
@@ -266,25 +283,6 @@ def _is_trace_of_calls(tail: str) -> bool:
         elif line.strip() not in ("{", "}"):
             return bool(_EXCEPTION.match(line)) or line.startswith(("Exception in thread", "Uncaught ", "Error: "))
     return False
-
-
-_STATUS_KEYS = ("exit_code", "exitCode", "returncode", "return_code", "returnCode", "exit_status", "exitStatus")
-_CODE_KEYS = frozenset({"status", "code", "statusCode", "status_code", "http_status"})
-_ERROR_WORDS = frozenset({"error", "failed", "failure", "fail", "errored", "exception", "timeout", "timed_out"})
-_NO_ERROR = frozenset({"", "none", "null", "no", "false", "0", "ok", "no error", "no errors", "n/a", "success"})
-_WRAPPERS = ("output", "result", "content", "message", "text", "observation", "response", "stdout", "data")
-# Keys of an envelope around a result. Other records may have a status "failed" that is not the call's.
-_ENVELOPE = re.compile(
-    r"(?:http_)?status(?:_?code)?|code|message|msg|errors?|error_?(?:code|message|type)|reason|details?|description|type"
-    r"|name|title|data|result|output|content|stdout|stderr|traceback|success|ok|hint|suggestion|tool(?:_name|_call_id)?"
-    r"|request_?id|timestamp|path|command|duration|elapsed|retryable|is_?error|exception|arg(?:ument)?s|query|instance"
-    r"|url|extensions",
-    re.I,
-)
-_LIST_STARTS = ("[{", "[\n", "[ ", '["', "[[")
-# Most frequent signs first.
-_SIGNS = ("tatus", "rror", '"ok"', "ode", "xit", "ail", "eturn", '"success"', "raceback", "xception")
-_NUM_JSON = 1000  # characters searched for marks at either end of an object
 
 
 def _may_fail(text: str) -> bool:
