@@ -16,8 +16,8 @@ from pairwright.paths import Place
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json
 from pairwright.sources.datasets.message_rows import CONVERSATION_IDS
-from pairwright.sources.datasets.own_turns import labels_of
-from pairwright.sources.datasets.row_layout import ANSWER_WORDS, is_turns
+from pairwright.sources.datasets.own_turns import is_turns, labels_of
+from pairwright.sources.datasets.row_layout import ANSWER_WORDS
 from pairwright.sources.datasets.row_names import (
     CONTEXTS,
     MODELS,
@@ -34,7 +34,7 @@ from pairwright.sources.datasets.row_names import (
     words_of,
 )
 from pairwright.sources.field_map import parse_map, table_text
-from pairwright.sources.fields import BadRecord, has, objects_in, words
+from pairwright.sources.fields import BadRecord, has, object_or_empty, objects_in, words
 from pairwright.sources.files import document, is_json_lines, line_units, open_bytes
 from pairwright.sources.format import Options, Rejected
 from pairwright.sources.reading import detect, read_file
@@ -237,8 +237,8 @@ def _is_no_answer(path: str) -> bool:
 
 def _ends_with_answer(value: Any) -> bool:
     """Whether a value is a whole conversation: turns of which the last is the model's."""
-    last = value[-1] if is_turns(value) else None
-    return isinstance(last, dict) and speaker_role(last.get("role", last.get("from"))) == "assistant"
+    last = object_or_empty(value[-1]) if is_turns(value) else {}
+    return speaker_role(last.get("role", last.get("from"))) == "assistant"
 
 
 def _candidates(answers: list[str]) -> Iterator[list[str]]:

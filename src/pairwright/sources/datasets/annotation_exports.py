@@ -227,12 +227,6 @@ def _place(value: Any, keys: list[str]) -> int | None:
     return ends.index(end) if end is not None and ends.count(end) == 1 else None
 
 
-def _is_choice(question: str, value: Any) -> bool:
-    """Whether a value may name an answer; a number may also be a rating, so the question decides."""
-    is_number = isinstance(value, int) or (isinstance(value, str) and value.strip().isdigit())
-    return not is_number or any(word in question.lower() for word in _CHOICE_WORDS)
-
-
 def _ranks(keys: list[str], votes: Votes) -> list[float] | None:
     """Return the rank of each answer, lower is better: from rankings, or from choices by majority; None if unranked."""
     if len(keys) < 2:
@@ -246,7 +240,11 @@ def _ranks(keys: list[str], votes: Votes) -> list[float] | None:
             ranking = _ranking(value, keys)
             if ranking is not None:
                 sums, num_rankings = [a + b for a, b in zip(sums, ranking, strict=True)], num_rankings + 1
-            elif _is_choice(name, value) and (place := _place(value, keys)) is not None:
+                continue
+            # A number may also be a rating, so the question decides.
+            is_number = isinstance(value, int) or (isinstance(value, str) and value.strip().isdigit())
+            is_choice = not is_number or any(word in name.lower() for word in _CHOICE_WORDS)
+            if is_choice and (place := _place(value, keys)) is not None:
                 choices[place] += 1
     if num_rankings:
         return [total / num_rankings for total in sums]

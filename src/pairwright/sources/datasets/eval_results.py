@@ -95,6 +95,13 @@ def _promptfoo_row(row: Json, origin: Origin) -> Parts:
     output = response.get("output")
     if output in (None, ""):
         raise BadRecord(f"no output: {str(row.get('error') or response.get('error') or 'no error given')[:200]}")
+    if isinstance(output, str):
+        answer = [Message("assistant", output)]
+    else:
+        turn = (
+            {"content": None, "tool_calls": output} if isinstance(output, list) else mapping(output, "response.output")
+        )
+        answer = read_turns([{"role": "assistant", **turn}], "response.output")
     asked = row.get("prompt")
     raw = asked.get("raw") if isinstance(asked, dict) else asked
     if not raw:
@@ -107,17 +114,12 @@ def _promptfoo_row(row: Json, origin: Origin) -> Parts:
         PROMPTFOO,
         origin,
         prompt=_prompt(raw, "prompt.raw"),
-        completion=[Message("assistant", output)] if isinstance(output, str) else _answer(output),
+        completion=answer,
         reward=read_score(chosen),
         reward_components=filled(components) or None,
         info=small_fields(row, frozenset({"response", "prompt", "score", "namedScores", "provider"})),
         model_version=text_or_none(model),
     )
-
-
-def _answer(output: Any) -> list[Message]:
-    turn = {"role": "assistant", "content": None, "tool_calls": output} if isinstance(output, list) else output
-    return read_turns([{"role": "assistant", **mapping(turn, "response.output")}], "response.output")
 
 
 def _take_openai_item(row: Json) -> Iterator[Json]:

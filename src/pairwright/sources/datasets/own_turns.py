@@ -1,4 +1,4 @@
-"""Convert user-defined turns to chat messages: transcripts in one text, agent steps, mapped messages.
+"""Turns of user data: recognise them in a value, and convert transcripts, agent steps and mapped messages to chat.
 
     "Customer: ...\\nAgent: ..."                                        a transcript; the labels are speakers
     [{thought, action, action_input, observation}, ...]                  steps of a ReAct agent
@@ -12,20 +12,93 @@ from itertools import pairwise
 from typing import Any
 
 from pairwright.records.messages import Json
-from pairwright.sources.datasets.row_names import plain_name, speaker_role
+from pairwright.sources.datasets.row_names import PROMPTS, SPEAKERS, is_completion_name, plain_name, speaker_role
 from pairwright.sources.field_map import FieldMap, parse_path, value_at_path
-from pairwright.sources.fields import BadRecord, json_text, kind_of, mapping, words
+from pairwright.sources.fields import BadRecord, has, json_text, kind_of, mapping, words
 from pairwright.sources.shapes.any_messages import decode_json_text
 
 # A label at the start of a line: "Customer:", "[10:02] Agent:", "**Bot**:", "お客様："
 _LABEL = re.compile(r"^[ \t]*(?:\[[^\]\n]{1,30}\][ \t]*)?\**([^\W\d_][^:：\n*]{0,30}?)\**[ \t]*[:：]\**[ \t]*", re.M)
 _LINE_LABEL = re.compile(r"(?:^|\s)([^\W\d_]{1,20}): ")  # the same inside a line
+_MODEL = words("assistant gpt ai model bot chatgpt")
+_ANSWERERS = frozenset(name for name, role in SPEAKERS.items() if role == "assistant")
+_ITEMS = frozenset({"function_call", "function_call_output", "reasoning"})
 _THOUGHTS = ("thought", "thoughts", "reasoning", "rationale", "think")
 _ACTIONS = ("action", "tool", "tool_name", "function", "function_name")
 _INPUTS = ("action_input", "tool_input", "arguments", "args", "action_args", "parameters", "input", "tool_args")
 _RESULTS = ("observation", "observations", "result", "tool_output", "tool_result", "output", "action_output")
 # Actions that end a run: their input is the answer.
 _ENDS = words("""finish final final_answer answer submit done end respond reply complete stop return finalanswer""")
+
+
+def turns_in(value: Any) -> list[Any] | None:
+    """Return the turns of a value: a list of them, {messages: [...]}, or JSON text of either; None if it has none."""
+    value = decode_json_text(value)
+    if has(value, messages=list):
+        value = value["messages"]
+    return value if is_turns(value) else None
+
+
+def talk_in(value: Any) -> list[Any] | None:
+    """Return the turns of a field named like a conversation, which may also be a transcript."""
+    turns = turns_in(value)
+    return transcript_turns(value, {}) if turns is None and isinstance(value, str) else turns
+
+
+def context_turns(value: Any) -> list[Any] | None:
+    """Return the turns before a prompt: messages, or a transcript with known speakers."""
+    return transcript_turns(value, {}) if is_transcript(value) else turns_in(value)
+
+
+def is_transcript(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and transcript_turns(value, {}) is not None
+    except BadRecord:  # unknown speakers: arbitrary text may look like that
+        return False
+
+
+def is_turns(value: Any) -> bool:
+    """Whether a value is a list of turns: messages of any shape, or pairs of question and answer."""
+    if not isinstance(value, list) or not value:
+        return False
+    return all(map(_is_turn, value)) or all(exchange_in(item) for item in value) or is_steps(value)
+
+
+def is_steps(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(is_step, value))
+
+
+def exchange_in(item: Any) -> tuple[str, str] | None:
+    """Return a question and its answer: two texts, {input, output}, or {inputs: {...}, outputs: {...}}; else None."""
+    pair: list[Any] = item if isinstance(item, list) else []
+    if isinstance(item, dict) and len(item) == 2:
+        first, second = (plain_name(key) for key in item)
+        is_pair = first in PROMPTS and is_completion_name(second)
+        pair = list(item.values()) if is_pair or item.keys() == {"inputs", "outputs"} else []
+    pair = [next(iter(side.values())) if isinstance(side, dict) and len(side) == 1 else side for side in pair]
+    return (pair[0], pair[1]) if len(pair) == 2 and all(isinstance(text, str) for text in pair) else None
+
+
+def _is_turn(item: Any) -> bool:
+    if not has(item):
+        return False
+    if (has(item, role=str) and len(item) > 1) or has(item, "value", **{"from": str}):
+        return True
+    if has(item, type=str) and ("content" in item or "kwargs" in item or item["type"] in _ITEMS):
+        return True
+    # {"human": ..., "assistant": ...} or {"q": ..., "a": ...}: one exchange.
+    return len(item) > 1 and all(plain_name(key) in SPEAKERS and isinstance(text, str) for key, text in item.items())
+
+
+def is_from_model(turn: Any) -> bool:
+    """Whether a turn, or the end of an exchange, was written by the model."""
+    if exchange_in(turn) is not None or is_step(turn):
+        return True
+    speaker = turn.get("role", turn.get("from", turn.get("type")))
+    names = [speaker] if isinstance(speaker, str) else turn
+    # A serialized LangChain message, {lc, type: constructor, id: [..., "AIMessage"]}, has its class in `id`.
+    known = _MODEL if isinstance(speaker, str) else _ANSWERERS
+    return any(plain_name(name) in known or name in ("constructor", "function_call") for name in names)
 
 
 def transcript_turns(text: str, roles: dict[str, str]) -> list[Json] | None:

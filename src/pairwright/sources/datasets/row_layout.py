@@ -12,14 +12,23 @@ from typing import Any
 import msgspec
 
 from pairwright.records.messages import Json
-from pairwright.sources.datasets.own_turns import is_step, transcript_turns
+from pairwright.sources.datasets.own_turns import (
+    context_turns,
+    exchange_in,
+    is_from_model,
+    is_step,
+    is_steps,
+    is_transcript,
+    is_turns,
+    talk_in,
+    turns_in,
+)
 from pairwright.sources.datasets.row_names import (
     ASKERS,
     CONTEXTS,
     CONVERSATIONS,
     CORRECTED,
     LISTS,
-    PROMPTS,
     RANKS,
     SIDES,
     SIGNED,
@@ -47,17 +56,14 @@ from pairwright.sources.score_values import read_score
 from pairwright.sources.shapes.any_messages import decode_json_text
 
 _ID = re.compile(r"[\w.+-]*[\d@][\w.@+-]*")  # of a person: u17, ann@example.org
-_MODEL = words("assistant gpt ai model bot chatgpt")
 MAX_ANSWERS = 128  # of a row
-_ANSWERERS = frozenset(name for name, role in SPEAKERS.items() if role == "assistant")
 # Words that mark a field as an answer: `gpt4_answer`, `response_llama`.
 ANSWER_WORDS = words("answer response output completion reply generation antwort summary")
 # Words next to them that are not model names: `model_answer`, `final_response`.
 _NO_MODELS = words("model final generated raw full predicted user correct best my new")
 PROMPT_BODIES = words("text full_text content body value prompt question instruction query")
-_LABELS = ("label", "labels", "verdict", "judgment", "judgement")
+_LABELS = ("label", "labels", "verdict", "judgment", "judgement")  # of a preference, or of something else
 _CONTENT_PARTS = ("text", "output_text", "image_url", "tool_use", "thinking")
-_ITEMS = frozenset({"function_call", "function_call_output", "reasoning"})
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -121,7 +127,7 @@ def _with_prompt(
     # A transcript under any name. A context that does not contain the question holds the turns before the question.
     is_history = key is not None and context_key is not None and _text_of(prompt) not in _text_of(row[context_key])
     if talk_key is None and not answers and not is_history:
-        talk_key = next((name for name, value in row.items() if name not in used and _is_transcript(value)), None)
+        talk_key = next((name for name, value in row.items() if name not in used and is_transcript(value)), None)
     whole = bool(answers) and all(turns_in(answer.value) for answer in answers)
     if talk_key is not None and not answers:
         turns = talk_in(row[talk_key]) or decode_json_text(row[talk_key])
@@ -146,7 +152,7 @@ def _with_prompt(
         else:
             key, prompt = talk_key, turns
     if context_key is not None:
-        context = _context_turns(row[context_key])
+        context = context_turns(row[context_key])
         if key is None:
             key, prompt, context = context_key, row[context_key], None
     if key is None and not whole:
@@ -190,7 +196,7 @@ def find_prompt(row: Json, used: set[str]) -> tuple[str | None, Any, str | None]
     key = _outermost(row, keys, "prompt") if keys else None
     if key is None or context is None:
         return key, None if key is None else row[key], context
-    if _context_turns(row[context]) is None:
+    if context_turns(row[context]) is None:
         if _text_of(row[context]) in _text_of(row[key]):
             context = None
         else:
@@ -516,83 +522,10 @@ def _named_preference(value: str, key: str, answers: tuple[Answer, ...], way_out
     return matches[0]
 
 
-def turns_in(value: Any) -> list[Any] | None:
-    """Return the turns of a value: a list of them, {messages: [...]}, or JSON text of either; None if it has none."""
-    value = decode_json_text(value)
-    if has(value, messages=list):
-        value = value["messages"]
-    return value if is_turns(value) else None
-
-
-def talk_in(value: Any) -> list[Any] | None:
-    """Return the turns of a field named like a conversation, which may also be a transcript."""
-    turns = turns_in(value)
-    return transcript_turns(value, {}) if turns is None and isinstance(value, str) else turns
-
-
-def _context_turns(value: Any) -> list[Any] | None:
-    """Return the turns before a prompt: messages, or a transcript with known speakers."""
-    return transcript_turns(value, {}) if _is_transcript(value) else turns_in(value)
-
-
-def _is_transcript(value: Any) -> bool:
-    try:
-        return isinstance(value, str) and transcript_turns(value, {}) is not None
-    except BadRecord:  # unknown speakers: arbitrary text may look like that
-        return False
-
-
-def is_turns(value: Any) -> bool:
-    """Whether a value is a list of turns: messages of any shape, or pairs of question and answer."""
-    if not isinstance(value, list) or not value:
-        return False
-    return all(map(_is_turn, value)) or all(exchange_in(item) for item in value) or is_steps(value)
-
-
-def is_steps(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(is_step, value))
-
-
-def exchange_in(item: Any) -> tuple[str, str] | None:
-    """Return a question and its answer: two texts, {input, output}, or {inputs: {...}, outputs: {...}}; else None."""
-    pair: list[Any] = item if isinstance(item, list) else []
-    if isinstance(item, dict) and len(item) == 2:
-        first, second = (plain_name(key) for key in item)
-        is_pair = first in PROMPTS and is_completion_name(second)
-        pair = list(item.values()) if is_pair or item.keys() == {"inputs", "outputs"} else []
-    pair = [next(iter(side.values())) if isinstance(side, dict) and len(side) == 1 else side for side in pair]
-    return (pair[0], pair[1]) if len(pair) == 2 and all(isinstance(text, str) for text in pair) else None
-
-
-def _is_turn(item: Any) -> bool:
-    if not has(item):
-        return False
-    if (has(item, role=str) and len(item) > 1) or has(item, "value", **{"from": str}):
-        return True
-    if has(item, type=str) and ("content" in item or "kwargs" in item or item["type"] in _ITEMS):
-        return True
-    # {"human": ..., "assistant": ...} or {"q": ..., "a": ...}: one exchange.
-    return len(item) > 1 and all(plain_name(key) in SPEAKERS and isinstance(text, str) for key, text in item.items())
-
-
-def is_from_model(turn: Any) -> bool:
-    """Whether a turn, or the end of an exchange, was written by the model."""
-    if exchange_in(turn) is not None or is_step(turn):
-        return True
-    speaker = turn.get("role", turn.get("from", turn.get("type")))
-    names = [speaker] if isinstance(speaker, str) else turn
-    # A serialized LangChain message, {lc, type: constructor, id: [..., "AIMessage"]}, has its class in `id`.
-    known = _MODEL if isinstance(speaker, str) else _ANSWERERS
-    return any(plain_name(name) in known or name in ("constructor", "function_call") for name in names)
-
-
 def _is_answer(value: Any) -> bool:
     """Whether a value can be one or several answers: text, a number, messages or candidates."""
-    if isinstance(value, str):
-        return True
-    if isinstance(value, bool) or value is None:
-        return False
-    return isinstance(value, int | float) or (isinstance(value, list | dict) and bool(value))
+    is_plain = isinstance(value, str | int | float) and not isinstance(value, bool)
+    return is_plain or (isinstance(value, list | dict) and bool(value))
 
 
 def _is_candidates(value: Any) -> bool:

@@ -19,19 +19,9 @@ from pairwright.errors import RecordError
 from pairwright.records.messages import TEXT, Json, Message
 from pairwright.sources.assemble import Parts, split_at_first_answer
 from pairwright.sources.datasets.openai_chat import read_messages
-from pairwright.sources.datasets.own_turns import is_step, step_turns
+from pairwright.sources.datasets.own_turns import exchange_in, is_from_model, is_step, step_turns, turns_in
 from pairwright.sources.datasets.preference_rows import conversations_from, transcript_messages
-from pairwright.sources.datasets.row_layout import (
-    MAX_ANSWERS,
-    PROMPT_BODIES,
-    Answer,
-    Layout,
-    arrange,
-    exchange_in,
-    find_sides,
-    is_from_model,
-    turns_in,
-)
+from pairwright.sources.datasets.row_layout import MAX_ANSWERS, PROMPT_BODIES, Answer, Layout, arrange, find_sides
 from pairwright.sources.datasets.row_map import apply_map
 from pairwright.sources.datasets.row_names import (
     MODELS,

@@ -122,7 +122,8 @@ def matches(value: Any) -> bool:
         return all(has(turn, "from", "value") for turn in value["conversations"])
     for key in ("messages", "chosen_messages"):
         if has(value, **{key: list}) and value[key]:
-            return all(map(_has_parts, value[key]))
+            contents = [turn["content"] for turn in value[key] if has(turn, content=list)]
+            return len(contents) == len(value[key]) and all(has(part, "value") for parts in contents for part in parts)
     return False
 
 
@@ -150,10 +151,6 @@ def _side(value: Any, where: str, prompt: list[Message]) -> list[Message]:
     if not answer:
         raise BadRecord(f"{where}: no turns, so there is no answer")
     return answer
-
-
-def _has_parts(message: Any) -> bool:
-    return has(message, content=list) and all(has(part, "value") for part in message["content"])
 
 
 FORMAT = RowFormat("sharegpt", "ShareGPT and LLaMA-Factory data", matches, _take, _READ).format

@@ -46,7 +46,7 @@ _ENVELOPE = re.compile(
     re.I,
 )
 _LIST_STARTS = ("[{", "[\n", "[ ", '["', "[[")
-# Most frequent signs first.
+# JSON text without any of these has no mark of failure; the most frequent first
 _SIGNS = ("tatus", "rror", '"ok"', "ode", "xit", "ail", "eturn", '"success"', "raceback", "xception")
 _NUM_JSON = 1000  # characters searched for marks at either end of an object
 
@@ -168,7 +168,8 @@ def text_error_kind(text: str) -> str | None:
     start = text.lstrip()
     first = start[:1]
     if first == "{" or (first == "[" and start[:2] in _LIST_STARTS):
-        if not _may_fail(start):
+        ends = start if len(start) <= 2 * _NUM_JSON else start[:_NUM_JSON] + start[-_NUM_JSON:]
+        if not any(map(ends.__contains__, _SIGNS)):
             return None
         try:
             value: Any = msgspec.json.decode(start)
@@ -283,12 +284,6 @@ def _is_trace_of_calls(tail: str) -> bool:
         elif line.strip() not in ("{", "}"):
             return bool(_EXCEPTION.match(line)) or line.startswith(("Exception in thread", "Uncaught ", "Error: "))
     return False
-
-
-def _may_fail(text: str) -> bool:
-    """Whether JSON text may contain a mark of failure: a cheap test that avoids decoding every result."""
-    ends = text if len(text) <= 2 * _NUM_JSON else text[:_NUM_JSON] + text[-_NUM_JSON:]
-    return any(map(ends.__contains__, _SIGNS))
 
 
 def _value_kind(value: Any, depth: int) -> str | None:
