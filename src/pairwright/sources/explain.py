@@ -119,7 +119,7 @@ def explain_file(path: Place, format_name: str, options: Options) -> Explanation
         elif isinstance(unit, Experience):
             records.append(RecordUse("a record", [], [_describe(unit)]))
         else:
-            records.append(_explain_record(unit[0], unit[1], layout, options))
+            records.append(_explain_record(*unit, layout, options))
     explanation = Explanation(str(path), layout.format, None, records)
     # A general reader takes any row with an input and an output, also one whose answer is deeper inside.
     is_refused = bool(records) and layout.reader.is_general and all(record.reason for record in records)

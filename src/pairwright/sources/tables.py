@@ -235,7 +235,7 @@ def _filled_tables(database: sqlite3.Connection) -> dict[str, list[str]]:
     listed = database.execute("SELECT name, sql FROM sqlite_master WHERE type='table' AND name NOT LIKE 'sqlite_%'")
     names = [row["name"] for row in listed if "VIRTUAL" not in (row["sql"] or "").upper().split("(")[0]]
     filled = [name for name in names if database.execute(f"SELECT 1 FROM {quoted(name)} LIMIT 1").fetchone()]
-    return {name: [row["name"] for row in database.execute(f"PRAGMA table_info({quoted(name)})")] for name in filled}
+    return {name: _columns_of(database, name) for name in filled}
 
 
 def _joins_of(database: sqlite3.Connection, table: str, columns: dict[str, list[str]]) -> Iterator[Join]:
@@ -272,9 +272,7 @@ def _named_source(database: sqlite3.Connection, fields: FieldMap) -> str | Join 
 
 
 def _sqlite_rows(database: sqlite3.Connection, source: str | Join | None) -> Iterator[Json]:
-    if isinstance(source, Join):
-        yield from _joined_rows(database, source)
-        return
+    """Yield the rows of a table or a left join, whose columns of the second table are named `OTHER.COLUMN`."""
     if source is None:
         filled = list(_filled_tables(database))
         if len(filled) != 1:
@@ -283,21 +281,23 @@ def _sqlite_rows(database: sqlite3.Connection, source: str | Join | None) -> Ite
                 "with --map records=TABLE, and add the columns of a second one with join=OTHER.id=COLUMN"
             )
         source = filled[0]
-    for row in database.execute(f"SELECT * FROM {quoted(source)}"):
-        yield {key: plain_value(row[key], 0) for key in row.keys()}  # noqa: SIM118
-
-
-def _joined_rows(database: sqlite3.Connection, join: Join) -> Iterator[Json]:
-    """Yield the rows of a left join; columns of the second table are named `OTHER.COLUMN`."""
-    table, other, key = quoted(join.table), quoted(join.other), quoted(join.key)
-    if database.execute(f"SELECT 1 FROM {other} GROUP BY {key} HAVING COUNT(*) > 1 LIMIT 1").fetchone():
-        raise BadRecord(f"join: {join.other}.{join.key} is not unique, so rows of {join.table} would be repeated")
-    columns = [row["name"] for row in database.execute(f"PRAGMA table_info({table})")]
-    more = [row["name"] for row in database.execute(f"PRAGMA table_info({other})")]
-    names = [*columns, *(f"{join.other}.{name}" for name in more)]
-    query = f"SELECT a.*, b.* FROM {table} a LEFT JOIN {other} b ON b.{key} = a.{quoted(join.column)} ORDER BY a.rowid"
+    if isinstance(source, str):
+        names, query = _columns_of(database, source), f"SELECT * FROM {quoted(source)}"
+    else:
+        other, key = quoted(source.other), quoted(source.key)
+        if database.execute(f"SELECT 1 FROM {other} GROUP BY {key} HAVING COUNT(*) > 1 LIMIT 1").fetchone():
+            what = f"join: {source.other}.{source.key}"
+            raise BadRecord(f"{what} is not unique, so rows of {source.table} would be repeated")
+        more = [f"{source.other}.{name}" for name in _columns_of(database, source.other)]
+        names, on = [*_columns_of(database, source.table), *more], f"b.{key} = a.{quoted(source.column)}"
+        query = f"SELECT a.*, b.* FROM {quoted(source.table)} a LEFT JOIN {other} b ON {on} ORDER BY a.rowid"
     for row in database.execute(query):
         yield {name: plain_value(cell, 0) for name, cell in zip(names, tuple(row), strict=True)}
+
+
+def _columns_of(database: sqlite3.Connection, table: str) -> list[str]:
+    # `PRAGMA table_info` leaves out generated columns.
+    return [name for name, *_ in database.execute(f"SELECT * FROM {quoted(table)} LIMIT 0").description]
 
 
 def quoted(name: str) -> str:

@@ -98,10 +98,8 @@ def _promptfoo_row(row: Json, origin: Origin) -> Parts:
     if isinstance(output, str):
         answer = [Message("assistant", output)]
     else:
-        turn = (
-            {"content": None, "tool_calls": output} if isinstance(output, list) else mapping(output, "response.output")
-        )
-        answer = read_turns([{"role": "assistant", **turn}], "response.output")
+        calls = {"content": None, "tool_calls": output} if isinstance(output, list) else output
+        answer = read_turns([{"role": "assistant", **mapping(calls, "response.output")}], "response.output")
     asked = row.get("prompt")
     raw = asked.get("raw") if isinstance(asked, dict) else asked
     if not raw:

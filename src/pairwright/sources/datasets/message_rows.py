@@ -284,10 +284,6 @@ def _ways(rows: list[Json]) -> list[list[Json]]:
     return ways
 
 
-def _field(row: Json, names: tuple[str, ...]) -> str | None:
-    return _find_key(tuple(row), names)
-
-
 @lru_cache(maxsize=4096)
 def _find_key(keys: tuple[str, ...], names: tuple[str, ...]) -> str | None:
     return next((key for name in names for key in keys if plain_name(key) == name), None)
@@ -323,20 +319,20 @@ def _speaker_keys(keys: tuple[str, ...]) -> list[str]:
 
 
 def _read_keys(row: Json) -> set[str]:
-    fields = (_speaker(row), _field(row, _TEXTS), _field(row, CONVERSATION_IDS))
+    fields = (_speaker(row), _find_key(tuple(row), _TEXTS), _find_key(tuple(row), CONVERSATION_IDS))
     return {key for key in fields if key is not None} | {"tools", "functions", *_MESSAGE_KEYS}
 
 
 def _is_message(row: Any) -> bool:
     if not isinstance(row, dict) or _role(row) is None or "messages" in row:
         return False
-    key = _field(row, _TEXTS)
+    key = _find_key(tuple(row), _TEXTS)
     return (key is not None and isinstance(row[key], str | list | None)) or any(row.get(key) for key in _JSON_KEYS)
 
 
 def _chat_turn(row: Json, number: int) -> Json:
     """Return a row as a chat message, without fields of the conversation or the log."""
-    role, key = _role(row), _field(row, _TEXTS)
+    role, key = _role(row), _find_key(tuple(row), _TEXTS)
     if role is None:
         said = row.get(_speaker(row) or "")
         raise BadRecord(

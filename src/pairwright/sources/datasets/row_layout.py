@@ -10,6 +10,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from pairwright.records.messages import Json
 from pairwright.sources.datasets.own_turns import (
@@ -98,7 +99,7 @@ def arrange(row: Json) -> Layout:
     """Identify the parts of a row; raise BadRecord if a part is missing or ambiguous."""
     sides = find_sides(row) or find_correction(row)
     if sides is not None:
-        return _with_prompt(row, sides, best=0)
+        return replace(_with_prompt(row, sides), best=0)
     columns = find_turn_columns(row)
     if columns:
         turns = [{"role": role, "content": row[key]} for key, role in columns.items()]
@@ -106,20 +107,13 @@ def arrange(row: Json) -> Layout:
     several = find_numbered(row) or find_named(row) or find_keyed(row)
     if several is not None:
         best, is_tie, keys = find_preference(row, several)
-        return _with_prompt(row, several, keys, best=best, is_tie=is_tie)
+        return replace(_with_prompt(row, several, keys), best=best, is_tie=is_tie)
     answers = find_answers(row)
     best, keys = find_choice(row, answers) if len(answers) > 1 else (None, set())
-    return _with_prompt(row, answers, keys, best=best)
+    return replace(_with_prompt(row, answers, keys), best=best)
 
 
-def _with_prompt(
-    row: Json,
-    answers: tuple[Answer, ...],
-    keys: Iterable[str] = (),
-    *,
-    best: int | None = None,
-    is_tie: bool = False,
-) -> Layout:
+def _with_prompt(row: Json, answers: tuple[Answer, ...], keys: Iterable[str] = ()) -> Layout:
     """Add the prompt to the answers, which may be conversations that begin with it; `keys` name the preference."""
     used = {*keys, *(key for answer in answers for key in answer.used)}
     key, prompt, context_key = find_prompt(row, used)
@@ -165,8 +159,6 @@ def _with_prompt(
         prompt_key=key or "",
         context=context,
         answers=answers,
-        best=best,
-        is_tie=is_tie,
         used=frozenset(used | names),
     )
 
@@ -184,9 +176,7 @@ def find_prompt(row: Json, used: set[str]) -> tuple[str | None, Any, str | None]
     keys = [key for key in ranks if ranks[key] == min(ranks.values())]
     if len(keys) > 1:  # `user` beside a question may be an id
         keys = [key for key in keys if plain_name(key) not in ASKERS or not _ID.fullmatch(str(row[key]))]
-    context = next(
-        (key for key in row if plain_name(key) in CONTEXTS and key not in used and _is_filled(row[key])), None
-    )
+    context = next((key for key in filled if plain_name(key) in CONTEXTS), None)
     names = {plain_name(key): key for key in keys}
     if names.keys() >= {"instruction", "input"} and all(isinstance(row[key], str) for key in keys):
         joined = f"{row[names['instruction']]}\n{row[names['input']]}"
