@@ -439,10 +439,7 @@ def raw_text(value: Any) -> str | None:
 
 
 def split_at_answer(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message]]:
-    """Split a conversation into prompt and completion at the first message that the model generated.
-
-    A message generated in an earlier branch of the conversation counts, too.
-    """
+    """Split a conversation at the first message that the model generated, in this branch or an earlier one."""
     for position, message in enumerate(messages):
         if message.is_generated or SHARED_MARK in message.extra:
             if message.name is not None and all(other.role in _SYSTEM for other in messages[:position]):

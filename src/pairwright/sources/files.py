@@ -274,10 +274,7 @@ def value_units(path: Place, label: str = "", repairs: Counter[str] | None = Non
 
 
 def first_items(path: Place, num_items: int) -> list[Any] | None:
-    """Return the first `num_items` items of a JSON list.
-
-    None if the file is not a list, has fewer items, or they do not fit in the first chunk (4 MiB).
-    """
+    """Return the first `num_items` items of a JSON list; None if the first chunk (4 MiB) does not hold so many."""
     with open_bytes(path) as file:
         text = file.read(_CHUNK).decode("utf-8", "replace")
     items: list[Any] = []

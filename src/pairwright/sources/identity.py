@@ -43,10 +43,7 @@ def task_hash(prompt: Sequence[Message], tools: Sequence[Json], metadata: Any) -
 def session_task(
     session: int | str | None, prompt: Sequence[Message], tools: Sequence[Json] = (), metadata: Any = None
 ) -> int | str | None:
-    """Return the task of a session: a hash of its initial prompt and tools.
-
-    Sessions with the same start are runs of one task. A session whose start is missing is a separate task.
-    """
+    """Return the task of a session: a hash of its initial prompt and tools; without a start, each session is a task."""
     return task_hash(usual_messages(prompt), tools, metadata) if prompt else session
 
 
@@ -106,9 +103,7 @@ def _term(term: str, option: str, exp: Experience, row: Any, origin: Origin | No
 def _field(name: str, exp: Experience, row: Any, origin: Origin | None) -> int | str | None:
     for fields in (row, exp.info, exp.metrics):
         value = value_at(fields, name)
-        if isinstance(value, float | bool):
-            value = str(value)
-        value = identifier(value)
+        value = identifier(str(value) if isinstance(value, float | bool) else value)
         if value is not None:
             return value
     file = origin.file if origin is not None else exp.source.file if exp.source is not None else ""

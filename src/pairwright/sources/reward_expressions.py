@@ -45,10 +45,7 @@ def parse_reward(expression: str, where: str = "") -> ast.expr:
 
 
 def evaluate(node: ast.expr, number_of: Callable[[str], float | None]) -> float | None:
-    """Evaluate a parsed expression; None if a number is missing, NaN for a division by zero.
-
-    `number_of` returns the number of a name or dotted path.
-    """
+    """Evaluate an expression of numbers by name or path; None if one is missing, NaN for a division by zero."""
     if isinstance(node, ast.Constant):
         return float(node.value)  # type: ignore[arg-type]
     if isinstance(node, ast.Name | ast.Attribute):

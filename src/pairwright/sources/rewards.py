@@ -42,10 +42,7 @@ _ID_KEYS = ("id", "uid", "session_id", "session", "trace_id")
 
 
 def chosen_reward(exp: Experience, expression: str, row: Any = None) -> float | None:
-    """Evaluate a name, path or expression for an experience; None if one of its numbers is missing.
-
-    `row` is the decoded record, for formats with one record per experience.
-    """
+    """Evaluate a name, path or expression for an experience and its decoded record; None if a number is missing."""
     named = reward_by_name(exp, expression, row)
     if named is not None:
         return named

@@ -46,10 +46,7 @@ def role_of(name: str) -> str:
 
 
 def usual_messages(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return messages with the roles of the closed set, calls in their turns, and the ids of calls on their results.
-
-    Returns the same object if nothing changes, as for most conversations.
-    """
+    """Return messages with usual roles, calls in their turns, results with ids; the same object if nothing changes."""
     is_usual, has_calls = True, False
     for message in messages:
         role = message.role
@@ -88,8 +85,7 @@ def _rename(messages: Sequence[Message]) -> list[Message]:
         if before is not None and before.tool_calls and before.role == "assistant" and not before.content:
             renamed[-1] = replace(before, tool_calls=(*before.tool_calls, *calls))
         else:
-            turn = replace(message, role="assistant", content=None, tool_calls=(*message.tool_calls, *calls))
-            renamed.append(turn)
+            renamed.append(replace(message, role="assistant", content=None, tool_calls=(*message.tool_calls, *calls)))
     return renamed
 
 
@@ -124,10 +120,7 @@ def _link_results(messages: list[Message]) -> list[Message]:
 
 
 def calls_of_text(value: str) -> list[ToolCall] | None:
-    """Parse calls from text: {name, arguments} or a list of them, as JSON or as a Python literal; else None.
-
-    JSON arguments keep their text.
-    """
+    """Parse calls {name, arguments}, one or a list, from JSON (arguments keep their text) or a Python literal."""
     try:
         values = _decode_list(value) if value.lstrip().startswith("[") else [_decode_object(value)]
         return [_call(item) for item in values] or None

@@ -335,10 +335,7 @@ def _text_of(file: IO[bytes], encoding: str) -> Iterator[io.TextIOWrapper]:
 
 
 def _encoding_of(path: Place, named: str | None, notes: Counter[str]) -> str:
-    """Return the encoding of a text file: by its byte order mark, the user's map, or detection (UTF-8, Windows-1252).
-
-    `open_bytes` converts files with a byte order mark to UTF-8.
-    """
+    """Return the encoding of a text file: from its byte order mark, the user's map, or detection (UTF-8, cp1252)."""
     with open_binary(path) as file:
         marked = encoding_of(file.read(4))
     if marked is not None:

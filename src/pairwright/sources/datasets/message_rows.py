@@ -216,10 +216,7 @@ def _in_order(rows: list[Json]) -> list[Json]:
 
 
 def _sorted(known: list[float]) -> list[int]:
-    """Return the positions of values in ascending order.
-
-    Equal values keep file order (a question and its answer within one second), reversed if the newest row is first.
-    """
+    """Return the positions in ascending order; equal values keep file order, reversed if the newest row is first."""
     is_newest_first = known[0] > known[-1] and known == sorted(known, reverse=True)
     numbers = range(len(known) - 1, -1, -1) if is_newest_first else range(len(known))
     return sorted(numbers, key=known.__getitem__)

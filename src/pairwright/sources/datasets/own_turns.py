@@ -14,7 +14,7 @@ from typing import Any
 from pairwright.records.messages import Json
 from pairwright.sources.datasets.row_names import PROMPTS, SPEAKERS, is_completion_name, plain_name, speaker_role
 from pairwright.sources.field_map import FieldMap, parse_path, value_at_path
-from pairwright.sources.fields import BadRecord, has, json_text, kind_of, mapping, words
+from pairwright.sources.fields import BadRecord, has, json_text, kind_of, list_or_empty, mapping, words
 from pairwright.sources.shapes.any_messages import decode_json_text
 
 # A label at the start of a line: "Customer:", "[10:02] Agent:", "**Bot**:", "お客様："
@@ -70,7 +70,7 @@ def is_steps(value: Any) -> bool:
 
 def exchange_in(item: Any) -> tuple[str, str] | None:
     """Return a question and its answer: two texts, {input, output}, or {inputs: {...}, outputs: {...}}; else None."""
-    pair: list[Any] = item if isinstance(item, list) else []
+    pair = list_or_empty(item)
     if isinstance(item, dict) and len(item) == 2:
         first, second = (plain_name(key) for key in item)
         is_pair = first in PROMPTS and is_completion_name(second)
@@ -166,8 +166,8 @@ def is_step(item: Any) -> bool:
     if not isinstance(item, dict) or "role" in item:
         return False
     action = _key(item, _ACTIONS)
-    beside = [_key(item, names) for names in (_THOUGHTS, _INPUTS, _RESULTS)]
-    return action is not None and isinstance(item[action], str) and any(key is not None for key in beside)
+    beside = any(_key(item, names) is not None for names in (_THOUGHTS, _INPUTS, _RESULTS))
+    return action is not None and isinstance(item[action], str) and beside
 
 
 def step_turns(items: list[Json]) -> list[Json]:

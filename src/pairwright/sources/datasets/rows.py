@@ -131,9 +131,9 @@ def doubtful_scores(rows: list[Json]) -> str | None:
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the preference of a row, or one experience for each of its answers."""
     row, rest = apply_map(mapping(value, "row"), options.map)
-    layout = arrange(row)
+    layout, task = arrange(row), task_of(row)
     tools_key = next((key for key in TOOLS if row.get(key)), "tools")
-    tools, task = tools_of({**row, "tools": row[tools_key]} if tools_key in row else row), task_of(row)
+    tools = tools_of({**row, "tools": row[tools_key]} if tools_key in row else row)
     if layout.conversation is not None:
         turns = read_turns(layout.conversation, layout.conversation_key)
         if layout.prompt is not None:
@@ -293,10 +293,7 @@ def _exchanges(prompt: Any, values: list[Any]) -> list[list[Message]] | None:
     if not all(isinstance(text, str | None) for value in values for text in value):
         return None
     pairs = [zip(asked, value, strict=True) for value in values]
-    return [
-        [message for ask, say in side for message in (Message("user", ask), Message("assistant", say))]
-        for side in pairs
-    ]
+    return [[Message(*turn) for ask, say in side for turn in (("user", ask), ("assistant", say))] for side in pairs]
 
 
 def _read_prompt(value: Any, where: str) -> list[Message]:

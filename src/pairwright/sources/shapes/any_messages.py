@@ -188,10 +188,7 @@ def describe(value: Any) -> str:
 
 
 def split_rendering(messages: list[Message]) -> list[Message]:
-    """Split a prompt that an exporter rendered as "system: ...\nuser: ...".
-
-    Only the opening turns are split: a rendering of later turns has lost the calls and is refused.
-    """
+    """Split a prompt that an exporter rendered as "system: ...", "user: ..."; later turns have lost their calls."""
     if len(messages) != 1:
         return messages
     text = messages[0].content

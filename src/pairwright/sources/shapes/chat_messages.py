@@ -92,8 +92,7 @@ def _take_calls(parts: list[Json], calls: list[ToolCall], where: str) -> list[Js
 
 
 def _content_elsewhere(extra: Json, role: str, where: str) -> str | None:
-    """Pop and return the `text` of a message without content, or the `system_prompt` of a system message (SWE-agent's
-    rows); refuse content under any other name."""
+    """Pop `text`, or SWE-agent's `system_prompt`, of a message without content; refuse content under any other name."""
     for key in ("text", *(("system_prompt",) if role == "system" else ())):
         if isinstance(extra.get(key), str):
             return str(extra.pop(key))

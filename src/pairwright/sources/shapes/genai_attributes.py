@@ -123,10 +123,7 @@ def add_finish_reason(messages: list[Message], attributes: Json) -> list[Message
 
 
 def number_groups(attributes: Json, prefix: str, *, is_whole: bool = False) -> list[Json]:
-    """Group the attributes `prefix.0.*`, `prefix.1.*`, ... and return the groups in numeric order, prefix removed.
-
-    With `is_whole`, a missing number raises BadRecord.
-    """
+    """Return the groups `prefix.0.*`, `prefix.1.*`, ... in order; with `is_whole`, BadRecord if one is missing."""
     groups: dict[int, Json] = {}
     start = f"{prefix}."
     for key, value in attributes.items():

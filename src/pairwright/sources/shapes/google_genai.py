@@ -171,7 +171,7 @@ def _turn(content: Json, where: str, *, role: str, extra: Json | None = None) ->
 
 def _result(response: Json, where: str) -> Message:
     value = response.get("response")
-    is_error = isinstance(value, dict) and set(value) == {"error"}
+    is_error = isinstance(value, dict) and value.keys() == {"error"}
     return Message(
         "tool",
         content=None if value is None else json_text(value),

@@ -64,8 +64,7 @@ def chat_from_langchain(message: Json, where: str) -> Json:
             chat.setdefault("finish_reason", reason)
     if not isinstance(chat.get("name"), str):  # null, or a value that message_from_chat would refuse
         chat.pop("name", None)
-    # Only a failed status is kept.
-    if chat.get("status") == "success":
+    if chat.get("status") == "success":  # only a failed status is kept
         del chat["status"]
     return chat
 

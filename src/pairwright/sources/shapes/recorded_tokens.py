@@ -25,10 +25,7 @@ class TurnTokens(msgspec.Struct, frozen=True):
 
 
 def turn_tokens(prompt: Any, generated: Any, logprobs: Any) -> TurnTokens | None:
-    """Validate the recorded fields of a turn.
-
-    Returns None unless both id lists are valid and not empty; invalid log-probabilities are dropped.
-    """
+    """Return the recorded tokens of a turn, or None without valid ids; invalid log-probabilities are dropped."""
     if not are_ids(prompt) or not are_ids(generated) or not prompt or not generated:
         return None
     if (
@@ -90,10 +87,7 @@ def are_ids(value: Any) -> bool:
 def recorded_tokens(output: list[Any], info: Json) -> Json | None:
     """Return the token fields of an experience, or None; if they are dropped, the reason is stored in `info`."""
     # Fast exit for rollouts without token ids. Nested lists are searched below.
-    for item in output:
-        if isinstance(item, list) or "generation_token_ids" in item:
-            break
-    else:
+    if not any(isinstance(item, list) or "generation_token_ids" in item for item in output):
         return None
     turns, reason = _turns(output)
     arrays = None

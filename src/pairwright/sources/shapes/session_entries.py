@@ -256,10 +256,7 @@ def summary_message(text: str) -> Message:
 
 
 def turn_messages(blocks: list[Json], where: str, *, generated: bool | None = None) -> list[Message]:
-    """Convert the blocks of an assistant turn that includes its calls' results: the message, then the results.
-
-    A turn without text, reasoning and calls yields no message.
-    """
+    """Convert the blocks of an assistant turn: its message, unless it is empty, then its calls' results."""
     results = [block for block in blocks if block.get("type") == "tool_result"]
     rest = [block for block in blocks if block.get("type") != "tool_result" and block != text_block("")]
     messages = [assistant_from_blocks(rest, where, generated=generated)] if rest else []

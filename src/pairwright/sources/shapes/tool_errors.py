@@ -370,10 +370,7 @@ def tool_names(tools: Sequence[Json]) -> tuple[str, ...]:
 
 
 def error_sites(messages: list[Message], tools: list[Json], kind_of: ErrorKind) -> list[ErrorSite]:
-    """Return the error sites of a conversation: failed tool results, and calls to unknown tools.
-
-    `kind_of` detects the marks of its format, in addition to the marks common to all formats.
-    """
+    """Return failed results, by the marks of the format (`kind_of`) and common ones, and calls to unknown tools."""
     available = tool_names(tools)
     # Call id -> tool name, since results often lack the name.
     callers: dict[str, str] = {}

@@ -32,7 +32,6 @@ _DROPPED = frozenset({"providerOptions", "providerMetadata", "experimental_provi
 
 
 def turn_from_vercel(message: Json, where: str) -> list[Message]:
-    """Convert one model message or UI message."""
     if isinstance(message.get("parts"), list):
         return _from_ui(message, where)
     role = text(message.get("role"), f"{where}.role")
@@ -96,13 +95,7 @@ def _from_parts(role: str, content: list[Any], where: str) -> list[Message]:
             raise BadRecord(f"{at}: a part without a type")
     if not (parts or thoughts or calls or extra) and results:
         return results
-    message = Message(
-        role,
-        content=_plain(parts),
-        reasoning="\n\n".join(thoughts) if thoughts else None,
-        tool_calls=tuple(calls),
-        extra=extra,
-    )
+    message = Message(role, _plain(parts), "\n\n".join(thoughts) if thoughts else None, tuple(calls), extra=extra)
     # Results inside an assistant turn come from tools that the provider ran.
     return [message, *results] if role == "assistant" else [*results, message]
 
