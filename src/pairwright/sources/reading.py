@@ -322,8 +322,8 @@ def _checked(
     if layout is None and format_name != "auto":
         return Rejected(str(path), None, f"does not look like {format_name}", format_name)
     if layout is None:
-        reason = f"no known format: its fields, and a --map that may read it: pairwright explain {path}"
-        return Rejected(str(path), None, reason)
+        way_out = f"its fields, and a --map that may read it: pairwright explain {path}"
+        return Rejected(str(path), None, f"no known format: {way_out}")
     rows = objects_in(records)
     reason = options.map.missing_field(rows) or layout.reader.refuse(rows, options)
     return layout if reason is None else Rejected(str(path), None, reason, layout.format)

@@ -157,7 +157,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     shared: Json = {"task": task, "prompt": prompt, "tools": tools}
     if layout.best is not None and len(sides) == 2:
         best, other = layout.best, 1 - layout.best
-        rewards = {"chosen_reward": scores[best][0], "rejected_reward": scores[other][0]}
+        rewards: Json = {"chosen_reward": scores[best][0], "rejected_reward": scores[other][0]}
         yield Parts(NAME, origin, **shared, **rewards, chosen=sides[best], rejected=sides[other], info=info)
         return
     for number, (answer, completion, (reward, components, _)) in enumerate(zip(answers, sides, scores, strict=True)):

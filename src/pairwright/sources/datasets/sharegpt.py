@@ -129,8 +129,8 @@ def matches(value: Any) -> bool:
 
 def _take(row: Json) -> Iterator[Json]:
     if "chosen_messages" in row:
-        sides = (turns_of_parts(row.get(key), key) for key in ("chosen_messages", "rejected_messages"))
-        yield dict(zip(("prompt", "chosen", "rejected"), split_sides(*sides), strict=True))
+        talks = (turns_of_parts(row.get(key), key) for key in ("chosen_messages", "rejected_messages"))
+        yield dict(zip(("prompt", "chosen", "rejected"), split_sides(*talks), strict=True))
         return
     key = "conversations" if "conversations" in row else "messages"
     messages = (turns_of_values if key == "conversations" else turns_of_parts)(row.get(key), key)
