@@ -319,10 +319,11 @@ def _take_xlam(row: Json) -> Iterator[Json]:
         ToolCall(text(call.get("name"), f"{where}.name"), json_text(call.get("arguments", {})), f"call_{number}")
         for number, (where, call) in enumerate(objects(json_value(row.get("answers"), "answers"), "answers"))
     )
+    tools = [_schema(tool) for _, tool in objects(json_value(row.get("tools"), "tools"), "tools")]
     yield {
         "prompt": [Message("user", text(row.get("query"), "query"))],
         "completion": [Message("assistant", tool_calls=calls)],
-        "tools": [_schema(tool) for _, tool in objects(json_value(row.get("tools"), "tools"), "tools")],
+        "tools": tools,
     }
 
 

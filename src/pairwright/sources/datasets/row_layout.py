@@ -251,7 +251,7 @@ def find_correction(row: Json) -> tuple[Answer, ...] | None:
         if is_completion_name(noun) and len(answers) == 1 and isinstance(answers[0].value, str):
             texts = [text.strip() for text in (row[key], answers[0].value)]
             if all(texts) and texts[0] != texts[1]:
-                return Answer(row[key], key), answers[0]
+                return Answer(row[key], key), replace(answers[0], keys=frozenset())  # a list of one stays in info
     return None
 
 
