@@ -201,11 +201,9 @@ def _decode_line(
         return _second_look(path, number, text, error, repairs)
 
 
-def line_units(
-    path: Place, *, start: int = 0, stop: int | None = None, line: int = 1, repairs: Counter[str] | None = None
-) -> Iterator[Unit | Rejected]:
+def line_units(path: Place, repairs: Counter[str] | None = None) -> Iterator[Unit | Rejected]:
     """Yield each line of a JSON Lines file as a unit; its ordinal is its line number minus one."""
-    return chain.from_iterable(line_batches(path, start=start, stop=stop, line=line, repairs=repairs))
+    return chain.from_iterable(line_batches(path, repairs=repairs))
 
 
 def line_batches(

@@ -68,18 +68,15 @@ class Trial(msgspec.Struct, frozen=True):
 def suggest(path: Place, options: Options) -> Trial | None:
     """Return the first proposed map that reads the file, or None."""
     rows, records = sample_rows(path, options)
-    for fields in _proposals(rows) if rows else ():
-        trial = try_map(path, {} if records is None else {"records": records}, fields, options)
-        if trial is not None:
-            return trial
-    return None
+    start = options.map.fields if records is None else {**options.map.fields, "records": records}
+    trials = (try_map(path, {**start, **fields}, options) for fields in (_proposals(rows) if rows else ()))
+    return next((trial for trial in trials if trial is not None), None)
 
 
-def try_map(path: Place, start: dict[str, str], fields: dict[str, str], options: Options) -> Trial | None:
+def try_map(path: Place, fields: dict[str, str], options: Options) -> Trial | None:
     """Read the beginning of a file with a map; None if it reads nothing, or refuses more than it reads."""
-    own = {**options.map.fields, **start, **fields}
     try:
-        mapped = msgspec.structs.replace(options, map=parse_map(own))
+        mapped = msgspec.structs.replace(options, map=parse_map(fields))
         layout = detect(path, "auto", mapped)
         if isinstance(layout, Rejected):
             return None

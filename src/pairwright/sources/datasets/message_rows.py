@@ -4,8 +4,7 @@ Rows with the same conversation id form a conversation, anywhere in the file; JS
 one conversation. The rows of a conversation are sorted by number (`turn`, `position` ...), else by time, else kept in
 file order. Fields equal in all rows (task, model, ...) belong to the conversation; others are in
 `info["message_fields"]`, one object per message. Conversations whose messages have different scores are refused, since
-none is known to be the overall score. If messages name their parent (`parent_id`), every path from the first to a last
-message is an experience, as in the sessions of coding agents.
+none is known to be the overall score. If messages name their parent, every path to a last message is an experience.
 """
 
 import math

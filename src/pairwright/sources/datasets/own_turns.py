@@ -59,9 +59,8 @@ def is_transcript(value: Any) -> bool:
 
 def is_turns(value: Any) -> bool:
     """Whether a value is a list of turns: messages of any shape, or pairs of question and answer."""
-    if not isinstance(value, list) or not value:
-        return False
-    return all(map(_is_turn, value)) or all(exchange_in(item) for item in value) or is_steps(value)
+    is_filled = isinstance(value, list) and bool(value)
+    return is_filled and (all(map(_is_turn, value)) or all(map(exchange_in, value)) or is_steps(value))
 
 
 def is_steps(value: Any) -> bool:

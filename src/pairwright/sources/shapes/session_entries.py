@@ -3,9 +3,9 @@
 A reader converts its file to a `Session` (values shared by the whole session) and entries; a `SessionFormat` does so
 line by line and refuses unreadable lines individually. Every path from a root to a leaf is an experience; assistant
 turns of an earlier path are context, so that nothing is trained twice. An entry with `restarts` is a compaction: it
-ends the experience, and the next one begins with the messages of that entry and of the kept entries. task = a hash of
-the initial prompt and tools, run = a hash of session id and branch, step = number of compactions before it. info keeps
-`session_id`, a key for `--scores`, and `begins_after`, the id of a missing line before the experience.
+ends the experience, and the next one begins with the messages of that entry and of the kept entries; its step is the
+number of compactions before it. info keeps `session_id`, a key for `--scores`, and `begins_after`, the id of a missing
+line before the experience.
 """
 
 from collections import Counter
