@@ -94,8 +94,7 @@ def _link_results(messages: list[Message]) -> list[Message]:
     taken = {call.id for message in messages for call in message.tool_calls}
     waiting: list[tuple[int, int]] = []  # unanswered calls: (index of the message, index of the call)
     for place, message in enumerate(messages):
-        if message.tool_calls:
-            waiting += [(place, number) for number in range(len(message.tool_calls))]
+        waiting += [(place, number) for number in range(len(message.tool_calls))]
         if message.role != "tool":
             continue
         open_calls = [(at, messages[at[0]].tool_calls[at[1]]) for at in waiting]

@@ -90,13 +90,11 @@ def read_label_studio(value: Any, origin: Origin, options: Options) -> Iterator[
             value = optional_mapping(result.get("value"), "annotations[].result[].value")
             kind = result.get("type")
             name = str(result.get("from_name") or kind)
-            if kind == "pairwise":
-                votes.setdefault(name, []).append(value.get("selected"))
-            elif kind in ("rating", "number"):
-                votes.setdefault(name, []).append(value.get(kind))
-            elif kind == "choices":
+            if kind == "choices":
                 choices = optional_items(value.get("choices"), "choices")
                 votes.setdefault(name, []).append(choices[0] if len(choices) == 1 else choices)
+            elif kind in ("pairwise", "rating", "number"):
+                votes.setdefault(name, []).append(value.get("selected" if kind == "pairwise" else kind))
     info = small_fields(row, frozenset({"data", "annotations", "predictions", "drafts"}))
     yield from _read(LABEL_STUDIO, origin, mapping(row.get("data"), "data"), votes, info)
 

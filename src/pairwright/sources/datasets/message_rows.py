@@ -132,11 +132,10 @@ def _read_conversation(
     tools = next((tools for row in rows if (tools := tools_of(row))), [])
     models = {row[key] for row in rows for key in MODELS if _role(row) == "assistant" and identifier(row.get(key))}
     task = task_of(shared)
-    leftovers = [
-        {key: value for key, value in row.items() if value is not None and key not in known and key not in shared}
-        for row in rows
-        for known in [_read_keys(row)]
-    ]
+    leftovers = []
+    for row in rows:
+        known = _read_keys(row) | shared.keys()
+        leftovers.append({key: value for key, value in row.items() if key not in known and value is not None})
     read_keys = _read_keys(shared) | {key for key in TASK_KEYS if shared.get(key) == task}
     info = {
         "session_id": conversation,

@@ -293,7 +293,10 @@ def _exchanges(prompt: Any, values: list[Any]) -> list[list[Message]] | None:
     if not all(isinstance(text, str | None) for value in values for text in value):
         return None
     pairs = [zip(asked, value, strict=True) for value in values]
-    return [[Message(*turn) for ask, say in side for turn in (("user", ask), ("assistant", say))] for side in pairs]
+    return [
+        [message for ask, say in side for message in (Message("user", ask), Message("assistant", say))]
+        for side in pairs
+    ]
 
 
 def _read_prompt(value: Any, where: str) -> list[Message]:
