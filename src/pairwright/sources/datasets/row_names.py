@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from pairwright.records.messages import Json, Message
-from pairwright.sources.fields import BadRecord, kind_of
+from pairwright.sources.fields import BadRecord, has, kind_of
 from pairwright.sources.score_values import without_accents
 
 
@@ -338,27 +338,18 @@ def is_answer_word(rest: str) -> bool:
 def system_of(row: Json, messages: list[Message]) -> list[Message]:
     """Return the separate system prompt of a row; [] if the messages already contain it."""
     if _SYSTEMS.isdisjoint(row):
-        if _SETTINGS.isdisjoint(row):
-            return []
         nested = [part for name, part in row.items() if name in _SETTINGS and isinstance(part, dict)]
         named = [{key: inner[key] for key in SYSTEMS if key in inner and key != "instructions"} for inner in nested]
         return next((found for inner in named if (found := system_of(inner, messages))), [])
-    for key in SYSTEMS:
-        value = row.get(key)
-        if value is None or value in ("", []):
-            continue
-        value = _system_text(value, key)
-        is_repeated = any(message.role in ("system", "developer") and value in message.text for message in messages)
-        return [] if is_repeated else [Message("system", value)]
-    return []
-
-
-def _system_text(value: Any, where: str) -> str:
-    """Return a system prompt: text, text blocks, or a content of Google's API ({role, parts[{text}]})."""
-    if isinstance(value, dict):
+    key = next((key for key in SYSTEMS if row.get(key) not in (None, "", [])), None)
+    if key is None:
+        return []
+    value = row[key]
+    if isinstance(value, dict):  # a content of Google's API, {role, parts[{text}]}, or one block
         value = value.get("parts", value.get("content", [value]))
-    if isinstance(value, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in value):
+    if isinstance(value, list) and all(has(part, text=str) for part in value):
         value = "\n\n".join(part["text"] for part in value)
     if not isinstance(value, str):
-        raise BadRecord(f"{where}: expected text, got {kind_of(value)}")
-    return value
+        raise BadRecord(f"{key}: expected text, got {kind_of(value)}")
+    is_repeated = any(message.role in ("system", "developer") and value in message.text for message in messages)
+    return [] if is_repeated else [Message("system", value)]
