@@ -121,7 +121,8 @@ def _is_answered_beside(row: Json) -> bool:
 def _read_of(row: Json) -> frozenset[str]:
     """Return the fields read as task or reward; further tasks and scores stay in info."""
     key, used = task_key(row), reward_in(row)
-    scores = [name for name in SCORE_KEYS if isinstance(row.get(name), dict) or (used is not None and used[0] == name)]
+    scores = [name for name in SCORE_KEYS if name in row and isinstance(row[name], dict)]
+    scores += [used[0]] if used is not None and used[0] in SCORE_KEYS else []
     return frozenset(scores if key is None else [*scores, key])
 
 

@@ -338,6 +338,8 @@ def is_answer_word(rest: str) -> bool:
 def system_of(row: Json, messages: list[Message]) -> list[Message]:
     """Return the separate system prompt of a row; [] if the messages already contain it."""
     if _SYSTEMS.isdisjoint(row):
+        if _SETTINGS.isdisjoint(row):
+            return []
         nested = [part for name, part in row.items() if name in _SETTINGS and isinstance(part, dict)]
         named = [{key: inner[key] for key in SYSTEMS if key in inner and key != "instructions"} for inner in nested]
         return next((found for inner in named if (found := system_of(inner, messages))), [])

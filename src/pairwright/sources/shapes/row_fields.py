@@ -28,7 +28,10 @@ REWARD_KEYS = (*SCORE_KEYS, *LABEL_KEYS)
 
 def task_key(row: Json) -> str | None:
     """Return the name of the field that holds the task id of a row, or None."""
-    return next((key for key in TASK_KEYS if key in row and identifier(row[key]) is not None), None)
+    for key in TASK_KEYS:
+        if key in row and identifier(row[key]) is not None:
+            return key
+    return None
 
 
 def task_of(row: Json) -> int | str | None:
@@ -65,9 +68,11 @@ def reward_of(row: Json, options: Options | None = None) -> tuple[float | None, 
     """Return the reward and its components: the component selected by the user, else the first of REWARD_KEYS."""
     components = row.get("reward_components")
     components = components if isinstance(components, dict) else None
-    inside = next((row[key] for key in SCORE_KEYS if isinstance(row.get(key), dict)), None)
-    if inside is not None:  # a reward object holds components; separate ones override them
-        components = {**inside, **(components or {})}
+    for key in SCORE_KEYS:
+        if key in row and isinstance(row[key], dict):
+            # A reward object holds components; separate components override them.
+            components = {**row[key], **(components or {})}
+            break
     if options is not None and options.reward is not None:
         named = score((components or {}).get(options.reward))
         if named is None:
