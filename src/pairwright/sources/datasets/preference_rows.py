@@ -116,6 +116,8 @@ def preference_of_row(
 
 def side_score(row: Json, side: str) -> float | None:
     """Return the score of the chosen or rejected answer, under any of its common names."""
+    if SCORES.isdisjoint(row):
+        return None
     values = (row.get(key.format(side)) for key in _SCORE_KEYS)
     return score(next((value for value in values if value is not None), None))
 
