@@ -82,6 +82,18 @@ def test_two_tables_are_joined_by_the_map(tmp_path):
     assert "has no column x" in read(path, fields.replace("fragen.nr", "fragen.x"))[0].reason
 
 
+def test_generated_columns_of_joined_tables_are_read(tmp_path):
+    path = tmp_path / "a.db"
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE q(id INTEGER, s TEXT, loud TEXT AS (upper(s)))")
+        database.execute("CREATE TABLE a(qid INTEGER, s TEXT, p REAL AS (length(s)))")
+        database.execute("INSERT INTO q(id, s) VALUES (1, 'port?')")
+        database.execute("INSERT INTO a(qid, s) VALUES (1, 'left')")
+    database.close()
+    (exp,) = read(path, "records=a,join=q.id=qid,prompt=q.loud,completion=s,reward=p")
+    assert (exp.prompt[0].text, exp.completion[0].text, exp.reward) == ("PORT?", "left", 4.0)
+
+
 def test_how_a_csv_file_is_written_is_reported_and_overridden(tmp_path):
     from collections import Counter
 

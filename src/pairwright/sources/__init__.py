@@ -77,14 +77,7 @@ from pairwright.sources.sessions import (
     pi,
     session_lines,
 )
-from pairwright.sources.tracing import (
-    claude_stream,
-    deepeval_runs,
-    langfuse,
-    nat,
-    otel,
-    span_formats,
-)
+from pairwright.sources.tracing import claude_stream, deepeval_runs, langfuse, nat, otel, span_formats
 
 # "auto" tries the formats in this order: those with distinctive keys first, general readers (`Format.is_general`) last,
 # since rows of messages match many formats.
@@ -167,11 +160,7 @@ BINARY_READERS: dict[str, tuple[bytes, Callable[[Path], Iterator[Any]]]] = {
 
 
 def find_format(name: str) -> tuple[Format, ...]:
-    """Return the variants of a format: one of READERS, or the user's `file.py:FORMAT` or entry point.
-
-    Raises:
-        ConfigError: There is no such format.
-    """
+    """Return the variants of a format of READERS, or the user's `file.py:FORMAT` or entry point; else ConfigError."""
     if name in READERS:
         return READERS[name]
     if is_own(name, FORMATS):

@@ -15,7 +15,7 @@ module turns them into prompt, completion and reward:
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from operator import is_
 from typing import Any
@@ -28,12 +28,11 @@ from pairwright.errors import RecordError
 from pairwright.records.experience import EID, Experience, Kind, Side, Source
 from pairwright.records.json_text import encode
 from pairwright.records.messages import ErrorSite, Json, Message, content_hash
-from pairwright.sources.fields import BadRecord, value_at
+from pairwright.sources.fields import BadRecord, items, mapping
 from pairwright.sources.format import Options, Origin, PartOfAnother, Rejected
 from pairwright.sources.identity import identify, label_of, task_hash
-from pairwright.sources.rewards import chosen_reward, reward_by_name, reward_names
+from pairwright.sources.rewards import chosen_reward, first_score, reward_by_name, reward_names
 from pairwright.sources.roles import CALLS, ROLES, repeats_thought, usual_messages
-from pairwright.sources.score_values import read_score
 from pairwright.sources.shapes.chat_messages import SHARED_MARK
 from pairwright.sources.shapes.tool_errors import (
     ErrorKind,
@@ -118,6 +117,22 @@ class Reader:
                     yield from assembler.drain()
         except UNREADABLE as error:
             raise BadRecord(why_unreadable(error)) from None
+
+
+def read_each(
+    name: str, origin: Origin, values: Any, where: str, read: Callable[[Json, int], Iterable[Parts | Rejected]]
+) -> Iterator[Parts | Rejected]:
+    """Yield what `read(item, number)` yields for each object of a list; an unusable one is Rejected with its place."""
+    for number, value in enumerate(items(values, where)):
+        place = f"{where}[{number}]"
+        try:
+            for found in read(mapping(value, place), number):
+                if isinstance(found, Parts):
+                    found.where = place
+                yield found
+        except ValueError as error:  # BadRecord, RecordError, or text that is not valid Unicode
+            reason = str(error).removeprefix(f"{place}: ")
+            yield origin.rejected(f"{place}: {reason}", name)
 
 
 def why_unreadable(error: Exception) -> str:
@@ -228,8 +243,12 @@ class Assembler:
         return records
 
     def _adopt(self, exp: Experience, unit: Any, origin: Origin) -> Experience:
-        exp = adopt(exp, self._options, unit, origin)
-        if self._options.reward is not None:
+        """Apply the user's options to an experience that was stored as one in its file."""
+        name = self._options.reward
+        if name is not None and name.isidentifier() and exp.kind is not _PREFERENCE:
+            exp = replace(exp, reward=reward_by_name(exp, name, unit))
+        exp = obey(exp, self._options, unit, origin)
+        if name is not None:
             self.note_reward(exp, unit)
         return exp
 
@@ -238,8 +257,9 @@ class Assembler:
 
         Table cells derived from them are then computed once for all these records (`Column.shared`).
         """
-        if parts.system:
-            prompt = _with_system(parts.system, prompt)
+        system = parts.system
+        if system and not any(message.role in _SYSTEM and system in message.text for message in prompt):
+            prompt = (Message("system", system), *prompt)
         last, prompt, tools = self._last, tuple(prompt), tuple(parts.tools)
         if last is not None and _is_same(prompt, last.prompt) and _is_same(tools, last.tools):
             return last
@@ -280,7 +300,8 @@ class Assembler:
         if options.reward is None or parts.chosen is not None:
             reward = pick_reward(components, None) if parts.reward is UNSET else parts.reward
         else:
-            reward = _named_reward(options.reward, parts, unit, metrics)
+            scores = {"reward": None if parts.reward is UNSET else parts.reward, **components}
+            reward = first_score(options.reward, scores, parts.row, unit, info, metrics)
         completion = tuple(completion)
         chosen = rejected = results = None
         errors: Sequence[ErrorSite] = parts.errors
@@ -292,9 +313,14 @@ class Assembler:
             results = before.results + after.results
         text = encode(completion)
         # Distinguishes records with the same prompt and completion
-        body = [_side_body(chosen), _side_body(rejected), reward, parts.reward_components, info, label_of(origin)]
+        sides = [None if side is None else [side.messages, side.text, side.reward] for side in (chosen, rejected)]
+        body = [*sides, reward, parts.reward_components, info, label_of(origin)]
         suffix = content_hash(context.hash, text, body)[:24]  # 96 bits
-        task = _task_of(context, parts.task_metadata) if parts.task is None else parts.task
+        task = parts.task
+        if task is None and parts.task_metadata is not None:
+            task = task_hash(context.prompt, context.tools, parts.task_metadata)
+        elif task is None:
+            task = context.task = context.task or task_hash(context.prompt, context.tools, None)
         # With `**`, even of an empty dict, the call would take ten times as long.
         build: Callable[..., Experience] = partial(Experience, **parts.arrays) if parts.arrays else Experience
         exp = build(
@@ -351,7 +377,6 @@ def _error_sites(
 
 
 def _sides(parts: Parts, context: _Context) -> tuple[Side, Side, list[ErrorSite]]:
-    """Return the sides of a preference, and the error sites of its prompt."""
     prompt, tools = context.prompt, list(context.tools)
     sides = []
     for messages, reward in ((parts.chosen or (), parts.chosen_reward), (parts.rejected, parts.rejected_reward)):
@@ -359,14 +384,6 @@ def _sides(parts: Parts, context: _Context) -> tuple[Side, Side, list[ErrorSite]
         own = [site for site in error_sites(whole, tools, result_error_kind) if site.index >= len(prompt)]
         sides.append(Side(messages=tuple(whole[len(prompt) :]), reward=reward, errors=tuple(own)))
     return sides[0], sides[1], error_sites(list(prompt), tools, result_error_kind)
-
-
-def _task_of(context: _Context, metadata: Any) -> str:
-    if metadata is not None:
-        return task_hash(context.prompt, context.tools, metadata)
-    if context.task is None:
-        context.task = task_hash(context.prompt, context.tools, None)
-    return context.task
 
 
 def _usual_conversation(
@@ -395,43 +412,22 @@ def _is_same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     return one is other or (len(one) == len(other) and all(map(is_, one, other)))
 
 
-def adopt(exp: Experience, options: Options, unit: Any, origin: Origin | None) -> Experience:
-    """Apply the user's reward and identity options to an experience that was stored as one in its file."""
-    if options.reward is not None and options.reward.isidentifier() and exp.kind is not Kind.PREFERENCE:
-        reward = reward_by_name(exp, options.reward, unit)
-        exp = exp if reward == exp.reward else replace(exp, reward=reward)
-    return obey(exp, options, unit, origin)
-
-
 def obey(exp: Experience, options: Options, unit: Any, origin: Origin | None) -> Experience:
     """Apply the user's identity options, and a `--reward` that is an expression or path, to an experience."""
-    if options.reward is not None and exp.kind is not Kind.PREFERENCE and not options.reward.isidentifier():
-        reward = chosen_reward(exp, options.reward, unit)
-        exp = exp if reward == exp.reward else replace(exp, reward=reward)
+    if options.reward is not None and exp.kind is not _PREFERENCE and not options.reward.isidentifier():
+        exp = replace(exp, reward=chosen_reward(exp, options.reward, unit))
     if options.task is options.run is options.step is None:
         return exp
     return identify(exp, options, unit, origin)
-
-
-def _named_reward(name: str, parts: Parts, unit: Any, metrics: Json) -> float | None:
-    """Look up the score named by the user in the scores, then the record's fields, `info` and `metrics`."""
-    default = None if parts.reward is UNSET else parts.reward
-    scores = {"reward": default, **(parts.reward_components or {})}
-    for fields in (scores, parts.row, unit, parts.info, metrics):
-        number = read_score(value_at(fields, name))
-        if number is not None:
-            return number
-    return None
 
 
 def refusal(error: Exception, origin: Origin, parts: Any, unit: Any) -> Rejected:
     """Return the quarantine line of a record that could not be assembled."""
     if type(parts) is not Parts:
         return Rejected(origin.file, origin.line, str(error), None, raw_text(unit))
-    origin = parts.origin
     if parts.where is None:
-        return Rejected(origin.file, origin.line, str(error), parts.format, raw_text(unit))
-    return Rejected(origin.file, origin.line, f"{parts.where}: {error}" if parts.where else str(error), parts.format)
+        return parts.origin.rejected(error, parts.format, raw_text(unit))
+    return parts.origin.rejected(f"{parts.where}: {error}" if parts.where else error, parts.format)
 
 
 def raw_text(value: Any) -> str | None:
@@ -442,21 +438,8 @@ def raw_text(value: Any) -> str | None:
         return None
 
 
-def _with_system(system: str, prompt: Sequence[Message]) -> Sequence[Message]:
-    if any(message.role in _SYSTEM and system in message.text for message in prompt):
-        return prompt
-    return (Message("system", system), *prompt)
-
-
-def _side_body(side: Side | None) -> list[Any] | None:
-    return None if side is None else [side.messages, side.text, side.reward]
-
-
 def split_at_answer(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message]]:
-    """Split a conversation into prompt and completion at the first message that the model generated.
-
-    A message generated in an earlier branch of the conversation counts, too.
-    """
+    """Split a conversation at the first message that the model generated, in this branch or an earlier one."""
     for position, message in enumerate(messages):
         if message.is_generated or SHARED_MARK in message.extra:
             if message.name is not None and all(other.role in _SYSTEM for other in messages[:position]):

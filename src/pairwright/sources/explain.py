@@ -17,7 +17,7 @@ from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import BadRecord, kind_of
 from pairwright.sources.format import Options, Origin, Rejected
-from pairwright.sources.reading import Layout, binary_units, detect, file_units
+from pairwright.sources.reading import Layout, detect, file_units
 from pairwright.sources.suggest_map import Trial, leaves_of, sample_rows, suggest
 
 NUM_RECORDS = 3
@@ -69,8 +69,6 @@ class RecordUse(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """How a file would be imported."""
-
     file: str
     format: str | None = None
     reason: str | None = None
@@ -84,7 +82,6 @@ class Explanation(msgspec.Struct, frozen=True):
         return {key: value for key, value in msgspec.to_builtins(self).items() if value not in (None, [], {})}
 
     def lines(self) -> Iterator[str]:
-        """Yield the explanation as text."""
         yield f"{self.file}: {self.format or 'no known format'}" + (f" ({self.reason})" if self.reason else "")
         for record in self.records:
             yield f"  {record.where}" + (f": refused: {record.reason}" if record.reason else "")
@@ -114,16 +111,15 @@ def explain_file(path: Place, format_name: str, options: Options) -> Explanation
     layout = detect(path, format_name, options)
     if isinstance(layout, Rejected):
         return _explain_unknown(path, layout, options)
-    units = binary_units(path, layout) if layout.shape == "binary" else file_units(path, layout, options=options)
     records = []
-    for unit in islice(units, NUM_RECORDS):
+    for unit in islice(file_units(path, layout, options=options), NUM_RECORDS):
         # Units may be experiences already; only (origin, value) has fields that can be changed.
         if isinstance(unit, Rejected):
             records.append(RecordUse("a record", [], [], unit.reason))
         elif isinstance(unit, Experience):
             records.append(RecordUse("a record", [], [_describe(unit)]))
         else:
-            records.append(_explain_record(unit[0], unit[1], layout, options))
+            records.append(_explain_record(*unit, layout, options))
     explanation = Explanation(str(path), layout.format, None, records)
     # A general reader takes any row with an input and an output, also one whose answer is deeper inside.
     is_refused = bool(records) and layout.reader.is_general and all(record.reason for record in records)
@@ -137,10 +133,10 @@ def _explain_record(origin: Origin, value: Any, layout: Layout, options: Options
     except (BadRecord, RecordError) as error:
         fields = [FieldUse(".".join(name), _preview(part), "") for name, part in _fields_of(value).items()]
         return RecordUse(where, fields, [], str(error))
-    uses = []
-    for name, part in islice(_fields_of(value).items(), _MAX_FIELDS):
-        becomes = _use_of(name, value, before, origin, layout, options)
-        uses.append(FieldUse(".".join(name), _preview(part), becomes))
+    uses = [
+        FieldUse(".".join(name), _preview(part), _use_of(name, value, before, origin, layout, options))
+        for name, part in islice(_fields_of(value).items(), _MAX_FIELDS)
+    ]
     return RecordUse(where, uses, [_describe(exp) for exp in before[:4]])
 
 
@@ -179,7 +175,6 @@ def _use_of(
     if before and path[0] in before[0].info.get("not_read", ()):
         return "not kept: more than 2,000 bytes"
     needed = False
-    # Removal detects fields that only have to be present.
     for change in (_change, lambda part: _GONE):
         try:
             after = _read(_with(value, path, change), origin, layout, options)
@@ -209,7 +204,6 @@ def _with(value: Any, path: tuple[str, ...], change: Any) -> Any:
 
 def _change(value: Any) -> Any:
     """Return a different value of the same shape."""
-    # Before int, since bool is a subclass of int.
     if isinstance(value, bool):
         return not value
     if isinstance(value, int | float):
@@ -224,7 +218,6 @@ def _change(value: Any) -> Any:
 
 
 def _differences(before: list[Experience], after: list[Experience]) -> list[str]:
-    """Name the parts that differ between two readings of a record."""
     # Without the field the record is not a preference; further differences would be noise.
     if before and before[0].chosen is not None and (not after or after[0].chosen is None):
         return ["which answer is chosen"]
@@ -232,10 +225,8 @@ def _differences(before: list[Experience], after: list[Experience]) -> list[str]
         return [f"how many answers there are ({len(before)})"]
     parts: dict[str, None] = {}  # names in order, each once
     for old, new in zip(before, after, strict=True):
-        named = {
-            **_changed_turns("prompt", old.prompt, new.prompt),
-            **_changed_turns("completion", old.completion, new.completion),
-        }
+        named = _changed_turns("prompt", old.prompt, new.prompt)
+        named |= _changed_turns("completion", old.completion, new.completion)
         for side in ("chosen", "rejected"):
             one, other = getattr(old, side), getattr(new, side)
             if one is not None and other is not None:
@@ -250,28 +241,22 @@ def _differences(before: list[Experience], after: list[Experience]) -> list[str]
             named["task"] = None
         named |= {"run": None} if old.eid.run != new.eid.run else {}
         named |= {"model": None} if old.model_version != new.model_version else {}
-        components = {*old.reward_components, *new.reward_components}
-        for name in sorted(components):
-            if old.reward_components.get(name) != new.reward_components.get(name):
-                named[f"reward component {name}"] = None
-        for name in {**old.info, **new.info}:
-            if old.info.get(name) != new.info.get(name):
-                named[f"info.{name}"] = None
-        parts |= named
+        scores, new_scores = old.reward_components, new.reward_components
+        changed = sorted(name for name in {*scores, *new_scores} if scores.get(name) != new_scores.get(name))
+        named |= {f"reward component {name}": None for name in changed}
+        changed = [name for name in {**old.info, **new.info} if old.info.get(name) != new.info.get(name)]
+        parts |= named | {f"info.{name}": None for name in changed}
     return list(parts)[:4]
 
 
 def _changed_turns(part: str, old: tuple[Message, ...], new: tuple[Message, ...]) -> dict[str, None]:
     if old == new:
         return {}
-    if len(old) != len(new):
-        return {part: None}
-    roles = {one.role for one, other in zip(old, new, strict=True) if one != other}
-    return {f"{part} ({', '.join(sorted(roles))})": None}
+    roles = {one.role for one, other in zip(old, new, strict=False) if one != other}
+    return {part if len(old) != len(new) else f"{part} ({', '.join(sorted(roles))})": None}
 
 
 def _describe(exp: Experience) -> str:
-    """Return an experience in one line."""
     turns = f"prompt of {len(exp.prompt)} ({', '.join(message.role for message in exp.prompt[:4])})"
     if exp.chosen is not None and exp.rejected is not None:
         sides = f"chosen {_preview(exp.chosen.messages[0].text)}, rejected {_preview(exp.rejected.messages[0].text)}"
@@ -304,7 +289,6 @@ def _explain_unknown(path: Place, rejected: Rejected, options: Options) -> Expla
 
 
 def _with_suggestion(explanation: Explanation, path: Place, options: Options) -> Explanation:
-    """Add a map that reads the file, if one is found."""
     trial = suggest(path, options)
     if trial is None:
         return explanation

@@ -101,9 +101,14 @@ class FieldMap(msgspec.Struct, frozen=True):
         return ",".join(f"{target}={path}" for target, path in self.fields.items())
 
     def value(self, row: Any, target: str) -> Any:
-        """Return a target's value in a record (joined text for `+`); BadRecord if a field is missing."""
-        values = [_at(row, path, f"--map {target}={self.fields[target]}") for path in split_joined(self.fields[target])]
-        return values[0] if len(values) == 1 else _joined(values, f"--map {target}={self.fields[target]}")
+        """Return a target's value in a record; the texts of `+` have a blank line between them."""
+        where = f"--map {target}={self.fields[target]}"
+        values = [_at(row, path, where) for path in split_joined(self.fields[target])]
+        if len(values) == 1:
+            return values[0]
+        if not all(isinstance(value, str | None) for value in values):
+            raise BadRecord(f"{where}: only texts can be joined")
+        return "\n\n".join(value for value in values if value)
 
     def optional(self, row: Any, target: str) -> Any:
         """Return a target's value in a record, or None if it is missing."""
@@ -128,12 +133,9 @@ class FieldMap(msgspec.Struct, frozen=True):
         if not is_path(text):
             return [evaluate(parse_reward(text), lambda name: self.number(value_at_path(row, parse_path(name))))]
         value = value_at_path(row, parse_path(text))
-        return (
-            [self.number(item) for item in value] if "[]" in text and isinstance(value, list) else [self.number(value)]
-        )
+        return list(map(self.number, value if "[]" in text and isinstance(value, list) else [value]))
 
     def paths(self) -> Iterator[Path]:
-        """Yield every record path that the map reads."""
         for target in self._record_targets():
             yield from self._paths_of(target)
 
@@ -146,7 +148,6 @@ class FieldMap(msgspec.Struct, frozen=True):
         return None
 
     def _record_targets(self) -> list[str]:
-        """Return the targets that are fields of a record."""
         others = (*_OF_FILE, *_TABLES, *(OF_MESSAGE if "session" not in self.fields else ()))
         return [target for target in self.fields if target not in others]
 
@@ -180,9 +181,15 @@ def parse_map(value: str | Mapping[str, Any] | FieldMap | None) -> FieldMap:
     if value is None or isinstance(value, FieldMap):
         return value or NO_MAP
     if isinstance(value, str) and value.strip().endswith((".yaml", ".yml")):
-        value = _read_map_file(value.strip())
+        name = value.strip()
+        # The base loader keeps every value as text: `yes: 1` is the word yes, not true.
+        value = read_yaml(File(name), YAML(typ="base", pure=True))
+        if not isinstance(value, dict):
+            raise ConfigError(f"--map {name}: expected TARGET: FIELD lines")
     fields: dict[str, str] = {}
-    entries = [piece.partition("=")[::2] for piece in _pieces(value)] if isinstance(value, str) else value.items()
+    # A comma ends a target if another TARGET= follows.
+    pieces = [piece for piece in re.split(r",(?=\s*\w+\s*=)", value) if piece.strip()] if isinstance(value, str) else []
+    entries = [piece.partition("=")[::2] for piece in pieces] if isinstance(value, str) else value.items()
     for target, text in entries:
         target = target.strip()
         text = table_text(text) if isinstance(text, Mapping) else str(text).strip()
@@ -209,14 +216,6 @@ def parse_map(value: str | Mapping[str, Any] | FieldMap | None) -> FieldMap:
     if "arguments" in fields and "calls" not in fields:
         raise ConfigError("--map arguments: the arguments of a call, so name it with calls=FIELD")
     return FieldMap(fields)
-
-
-def _read_map_file(name: str) -> Mapping[str, Any]:
-    # The base loader keeps every value as text: `yes: 1` is the word yes, not true.
-    value = read_yaml(File(name), YAML(typ="base", pure=True))
-    if not isinstance(value, dict):
-        raise ConfigError(f"--map {name}: expected TARGET: FIELD lines")
-    return value
 
 
 def table_text(table: Mapping[Any, Any]) -> str:
@@ -260,11 +259,6 @@ def parse_table(text: str, target: str) -> dict[str, str]:
     return table
 
 
-def _pieces(text: str) -> list[str]:
-    """Split the text of `--map` at the commas that begin another TARGET=."""
-    return [piece for piece in re.split(r",(?=\s*\w+\s*=)", text) if piece.strip()]
-
-
 def _check(target: str, text: str) -> None:
     if target in _TABLES:
         parse_table(text, target)
@@ -287,7 +281,6 @@ def is_path(text: str) -> bool:
 
 
 def split_joined(text: str) -> list[Path]:
-    """Return the paths that `+` joins."""
     return [parse_path(piece) for piece in text.split("+")]
 
 
@@ -315,7 +308,6 @@ def _at(value: Any, path: Path, where: str) -> Any:
             if not isinstance(value, list):
                 raise BadRecord(f"{where} not found ({_spell(path[:position])} is {kind_of(value)}, not a list)")
             items = [_at(item, path[position + 1 :], where) for item in value]
-            # Nested lists of candidates are flattened.
             nested = None in path[position + 1 :]
             return [inner for item in items for inner in item] if nested else items
         if isinstance(step, int):
@@ -347,7 +339,6 @@ def value_at_path(row: Any, path: Path) -> Any:
 
 
 def remove_paths(row: Json, paths: Iterator[Path]) -> Json:
-    """Return a copy of a record without the fields at these paths."""
     for path in paths:
         row = _without(row, path)
     return row
@@ -372,13 +363,6 @@ def _without(value: Any, path: Path) -> Any:
     inner = _without(value[first], rest) if rest else None
     is_empty = inner is None or inner in ({}, []) or (isinstance(inner, list) and not any(inner))
     return {key: inner if key == first else item for key, item in value.items() if key != first or not is_empty}
-
-
-def _joined(values: list[Any], where: str) -> str:
-    """Join texts with a blank line between them; empty ones are left out."""
-    if not all(value is None or isinstance(value, str) for value in values):
-        raise BadRecord(f"{where}: only texts can be joined")
-    return "\n\n".join(value for value in values if value)
 
 
 def _spell(path: Path) -> str:

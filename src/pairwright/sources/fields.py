@@ -15,6 +15,9 @@ from pairwright.errors import PairwrightError
 from pairwright.records.json_text import encode
 from pairwright.records.messages import Json
 
+_NUMBERS = (float, int, bool)
+_SMALL_BYTES = 2_000
+
 
 class BadRecord(PairwrightError, ValueError):
     """Raised for a record that its reader cannot use; the message is the reason shown to the user."""
@@ -83,7 +86,6 @@ def optional_text(value: Any, where: str) -> str | None:
 
 
 def filled_text(value: Any) -> str | None:
-    """Return text that is not empty, else None."""
     return value if isinstance(value, str) and value else None
 
 
@@ -96,13 +98,17 @@ def text_or_none(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
+def type_of(value: Any) -> str:
+    """Return the `type` of an object, or "" if it has none."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    return kind if isinstance(kind, str) else ""
+
+
 def object_or_empty(value: Any) -> Json:
-    """Return an object, or {} for any other value."""
     return value if isinstance(value, dict) else {}
 
 
 def list_or_empty(value: Any) -> list[Any]:
-    """Return a list, or [] for any other value."""
     return value if isinstance(value, list) else []
 
 
@@ -112,12 +118,10 @@ def objects_in(value: Any) -> list[Json]:
 
 
 def texts_of(fields: Json, *keys: str) -> Json:
-    """Return the fields under these keys that are text."""
     return {key: fields[key] for key in keys if isinstance(fields.get(key), str)}
 
 
 def filled(fields: Json) -> Json:
-    """Return the fields that are not null."""
     return {key: value for key, value in fields.items() if value is not None}
 
 
@@ -151,7 +155,6 @@ def score(value: Any) -> float | None:
     if isinstance(value, bool | int | float):
         try:
             return float(value)
-        # A JSON integer may be larger than any double.
         except OverflowError:
             return math.inf if value > 0 else -math.inf
     if isinstance(value, str):
@@ -194,9 +197,6 @@ def kind_of(value: Any) -> str:
     return names.get(type(value), type(value).__name__)
 
 
-# Fields that hold JSON encoded as text, as in flat tables.
-
-
 def json_value(value: Any, where: str) -> Any:
     """Decode a field that may hold JSON text; empty text is None."""
     if not isinstance(value, str):
@@ -207,10 +207,6 @@ def json_value(value: Any, where: str) -> Any:
         return msgspec.json.decode(value)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise BadRecord(f"{where}: text that is not JSON ({error})") from None
-
-
-_NUMBERS = (float, int, bool)
-_SMALL_BYTES = 2_000
 
 
 def small_fields(row: Json, known: frozenset[str]) -> Json:

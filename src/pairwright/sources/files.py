@@ -30,7 +30,7 @@ from pairwright.paths import Place, open_binary, place, scratch, size_of
 from pairwright.paths.listing import list_files
 from pairwright.records.arrays import Array
 from pairwright.sources.format import Origin, Rejected
-from pairwright.sources.text_repair import repair_and_decode, to_utf8
+from pairwright.sources.text_repair import Transcoder, repair_and_decode
 
 # UTF-32 before UTF-16: its mark begins with the mark of UTF-16.
 _MARKS = (
@@ -61,6 +61,12 @@ _decode = msgspec.json.decode
 _scan = json.JSONDecoder().raw_decode
 _LIST_BEGINS, _NEXT_ITEM = re.compile(r"\s*\[\s*"), re.compile(r"\s*,\s*")
 _NOT_SPACE, _NEXT_VALUE = re.compile(r"\S"), re.compile(r"\n[{\[]")
+
+# Exceptions raised when reading a damaged compressed file.
+BROKEN_STREAM = (OSError, EOFError, zlib.error, zstandard.ZstdError)
+_HUB_PREFIX = "datasets:"  # of a dataset of Hugging Face: datasets:ORG/NAME/CONFIG:SPLIT
+# Files that `save_to_disk` of `datasets` writes besides the rows.
+_NO_ROWS = frozenset({"dataset_info.json", "state.json", "dataset_dict.json"})
 
 Unit = tuple[Origin, Any]
 
@@ -104,10 +110,7 @@ def relative_names(paths: list[str], refused: list[Rejected] | None = None) -> d
 
 @contextmanager
 def with_stdin(paths: list[str]) -> Iterator[list[str]]:
-    """Replace "-" among paths by a temporary copy of the standard input, named `stdin`.
-
-    The copy allows both detection and reading to start at the beginning.
-    """
+    """Replace "-" by a temporary copy of the standard input, which detection and reading both read from the start."""
     if "-" not in paths:
         yield paths
         return
@@ -119,8 +122,7 @@ def with_stdin(paths: list[str]) -> Iterator[list[str]]:
 
 @contextmanager
 def open_bytes(path: Place) -> Iterator[IO[bytes]]:
-    """Open a file for binary reading as UTF-8; decompresses gzip and zstd (detected by magic bytes) and converts text
-    with the byte order mark of another encoding."""
+    """Open a file, decompressed (gzip or zstd), as UTF-8 if a byte order mark names another encoding."""
     with open_binary(path, _BUFFER) as file:
         magic = file.read(4)
         file.seek(0)
@@ -142,19 +144,7 @@ def _as_utf8(file: IO[bytes], begin: bytes) -> IO[bytes]:
     if encoding == "utf-8-sig":
         file.read(3)  # skip the mark; the rest is UTF-8
         return file
-    return file if encoding is None else to_utf8(file, encoding)
-
-
-def read_lines(
-    path: Place, *, start: int = 0, stop: int | None = None, line: int = 1
-) -> Iterator[tuple[int, bytes | int]]:
-    """Yield (line number, line) for non-empty lines that start in [start, stop); an overlong line yields its length."""
-    for first, lines in read_line_blocks(path, start=start, stop=stop, line=line):
-        for number, text in enumerate(lines, first):
-            if isinstance(text, int):
-                yield number, text
-            elif not text.isspace():
-                yield number, text.removesuffix(b"\n")
+    return file if encoding is None else io.BufferedReader(Transcoder(file, encoding))
 
 
 def read_line_blocks(
@@ -200,7 +190,6 @@ def _joined(pieces: list[bytes], num_bytes: int) -> bytes | int:
 def _decode_line(
     path: Place, number: int, text: bytes | int, decode: Callable[[bytes], Any], repairs: Counter[str] | None
 ) -> Any:
-    """Decode one line; return its value, or Rejected with the reason."""
     if isinstance(text, int):
         return Rejected(str(path), number, f"a line of {text:,} bytes; the limit is {MAX_LINE_BYTES:,}")
     try:
@@ -212,11 +201,9 @@ def _decode_line(
         return _second_look(path, number, text, error, repairs)
 
 
-def line_units(
-    path: Place, *, start: int = 0, stop: int | None = None, line: int = 1, repairs: Counter[str] | None = None
-) -> Iterator[Unit | Rejected]:
+def line_units(path: Place, repairs: Counter[str] | None = None) -> Iterator[Unit | Rejected]:
     """Yield each line of a JSON Lines file as a unit; its ordinal is its line number minus one."""
-    return chain.from_iterable(line_batches(path, start=start, stop=stop, line=line, repairs=repairs))
+    return chain.from_iterable(line_batches(path, repairs=repairs))
 
 
 def line_batches(
@@ -285,10 +272,7 @@ def value_units(path: Place, label: str = "", repairs: Counter[str] | None = Non
 
 
 def first_items(path: Place, num_items: int) -> list[Any] | None:
-    """Return the first `num_items` items of a JSON list.
-
-    None if the file is not a list, has fewer items, or they do not fit in the first chunk (4 MiB).
-    """
+    """Return the first `num_items` items of a JSON list; None if the first chunk (4 MiB) does not hold so many."""
     with open_bytes(path) as file:
         text = file.read(_CHUNK).decode("utf-8", "replace")
     items: list[Any] = []
@@ -312,7 +296,6 @@ def is_json_lines(path: Place) -> bool:
     is_named_so = not {".jsonl", ".ndjson"}.isdisjoint(Path(path.name).suffixes)  # also x.jsonl.gz
     with open_bytes(path) as file:
         head = file.read(_HEAD).lstrip()
-        # Read until there is more than one line, but at most the limit of a line.
         while b"\n" not in head or not head.partition(b"\n")[2].strip():
             piece = file.read(_CHUNK) if len(head) <= MAX_LINE_BYTES else b""
             if not piece:
@@ -329,9 +312,7 @@ def is_json_lines(path: Place) -> bool:
             # An invalid first line still counts as a line if the second one is valid.
             second = (rest if b"\n" in rest else rest + file.read(_CHUNK)).partition(b"\n")[0]
             return bool(newline) and first[:1] == b"{" and second[:1] == b"{" and second.rstrip().endswith(b"}")
-    return (isinstance(value, dict) and (bool(rest.strip()) or is_named_so)) or (
-        isinstance(value, list) and bool(rest.strip())
-    )
+    return isinstance(value, dict | list) and (bool(rest.strip()) or (is_named_so and isinstance(value, dict)))
 
 
 def ranges(path: Place, size: int) -> list[tuple[int, int, int]]:
@@ -339,7 +320,6 @@ def ranges(path: Place, size: int) -> list[tuple[int, int, int]]:
     # `cuts`: (offset, first line number) of each range.
     total, cuts, line, position = size_of(path), [(0, 1)], 1, 0
     buffer = bytearray(_BUFFER)
-    # A view of the buffer, so it always shows the bytes of the last `readinto`.
     newlines = np.frombuffer(buffer, np.uint8)
     with cast(io.RawIOBase, open_binary(path, 0)) as file:
         while num_bytes := file.readinto(buffer):
@@ -373,21 +353,8 @@ def _second_look(path: Place, number: int | None, data: bytes, error: Exception,
         return Rejected(str(path), number, f"not valid JSON: {error}", raw=raw)
 
 
-# Exceptions raised when reading a damaged compressed file.
-BROKEN_STREAM = (OSError, EOFError, zlib.error, zstandard.ZstdError)
-
-
-# Hugging Face datasets: folders written by `save_to_disk`, and datasets of the Hub by id. `datasets:ORG/NAME`,
-# `datasets:ORG/NAME:SPLIT` or `datasets:ORG/NAME/CONFIG:SPLIT` is loaded by the library `datasets` (the extra `hf`),
-# which caches it as Arrow files; these are read like any other file.
-
-_HUB_PREFIX = "datasets:"
-# Files that `save_to_disk` writes besides the rows.
-_NO_ROWS = frozenset({"dataset_info.json", "state.json", "dataset_dict.json"})
-
-
 def _hub_files(text: str) -> list[tuple[Place, str]]:
-    """Return the Arrow files of a dataset of the Hub, each with a name; raise SourceError if it cannot be loaded."""
+    """Return the Arrow files in which the library `datasets` (the extra `hf`) caches a dataset, each with a name."""
     name, _, split = text.removeprefix(_HUB_PREFIX).partition(":")
     parts = [part for part in name.split("/") if part]
     if not 1 <= len(parts) <= 3:

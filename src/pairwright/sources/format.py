@@ -46,11 +46,9 @@ class Origin(msgspec.Struct, frozen=True):
     label: str = ""
 
     def at(self, line: int | None, ordinal: int) -> "Origin":
-        """Return the location of a part of the unit."""
         return Origin(self.file, line, ordinal, self.label)
 
     def rejected(self, reason: object, format_name: str, raw: str | None = None) -> Rejected:
-        """Return the refusal of a unit or a part of it at this location."""
         return Rejected(self.file, self.line, str(reason), format_name, raw)
 
     @property
@@ -72,11 +70,7 @@ class Options(msgspec.Struct, frozen=True):
 
 
 def read_compaction_prompt(path: str | os.PathLike[str] | None, base: Path | None = None) -> str | None:
-    """Return the text of a file (relative to `base`), or None without a file.
-
-    Raises:
-        SourceError: The file cannot be read, or has no text.
-    """
+    """Return the text of a file (relative to `base`), or None without a file; SourceError if there is no text."""
     if path is None:
         return None
     file = Path(path) if base is None else base / path
@@ -109,7 +103,6 @@ class Format:
     name: str
     unit: Literal["record", "file"]
     matches: Callable[[Any], bool]
-    # Yields the parts of a unit; wrapped in a Reader, whose call yields experiences
     read: Callable[[Any, Origin, Options], Iterator[Any]]
     summary: str
     # Decodes a line; replaced by formats with repetitive or typed lines.

@@ -29,7 +29,6 @@ _TERM = re.compile(r"\s*(?P<name>[^,/%]+?)\s*(?:(?P<operator>//|%)\s*(?P<number>
 
 
 def label_of(origin: Origin) -> str:
-    """Return the label of the unit's file for record ids."""
     return origin.label or origin.file.rpartition("/")[2]
 
 
@@ -44,10 +43,7 @@ def task_hash(prompt: Sequence[Message], tools: Sequence[Json], metadata: Any) -
 def session_task(
     session: int | str | None, prompt: Sequence[Message], tools: Sequence[Json] = (), metadata: Any = None
 ) -> int | str | None:
-    """Return the task of a session: a hash of its initial prompt and tools.
-
-    Sessions with the same start are runs of one task. A session whose start is missing is a separate task.
-    """
+    """Return the task of a session: a hash of its initial prompt and tools; without a start, each session is a task."""
     return task_hash(usual_messages(prompt), tools, metadata) if prompt else session
 
 
@@ -69,14 +65,7 @@ def check_identity(options: Options) -> None:
 
 
 def identify(exp: Experience, options: Options, row: Any, origin: Origin | None) -> Experience:
-    """Return the experience with the task, run and step selected by the options.
-
-    Args:
-        exp: The experience as its reader built it.
-        options: Its `task`, `run` and `step` are expressions, or None.
-        row: The decoded record; None if the record was stored as an experience.
-        origin: Its location.
-    """
+    """Return the experience with the task, run and step that the options select; `row` is its decoded record."""
     eid = exp.eid
     task, run, step = eid.task, eid.run, eid.step
     if options.task == "prompt":
@@ -114,9 +103,7 @@ def _term(term: str, option: str, exp: Experience, row: Any, origin: Origin | No
 def _field(name: str, exp: Experience, row: Any, origin: Origin | None) -> int | str | None:
     for fields in (row, exp.info, exp.metrics):
         value = value_at(fields, name)
-        if isinstance(value, float | bool):
-            value = str(value)
-        value = identifier(value)
+        value = identifier(str(value) if isinstance(value, float | bool) else value)
         if value is not None:
             return value
     file = origin.file if origin is not None else exp.source.file if exp.source is not None else ""
@@ -130,6 +117,6 @@ def _field(name: str, exp: Experience, row: Any, origin: Origin | None) -> int |
 
 
 def _nearest(name: str, exp: Experience, row: Any) -> str:
-    names = [*(row if isinstance(row, dict) else ()), *exp.info, "prompt", "file", "folder", "row"]
-    near = difflib.get_close_matches(name, list(map(str, names)), n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(map(str, names[:12]))}"
+    names = [*map(str, row if isinstance(row, dict) else ()), *exp.info, "prompt", "file", "folder", "row"]
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(names[:12])}"

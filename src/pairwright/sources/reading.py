@@ -20,7 +20,7 @@ from pairwright.sources.datasets.message_rows import NAME as MESSAGE_ROWS
 from pairwright.sources.datasets.pairwright_rows import NAME as PAIRWRIGHT
 from pairwright.sources.datasets.row_names import is_score_name
 from pairwright.sources.datasets.rows import NAME as ROWS
-from pairwright.sources.fields import BadRecord, items
+from pairwright.sources.fields import BadRecord, items, objects_in
 from pairwright.sources.files import (
     BROKEN_STREAM,
     Unit,
@@ -130,7 +130,6 @@ def read_units(
 
 
 def _found(units: Sequence[AnyUnit], layout: Layout, options: Options) -> Iterator[tuple[Origin, Found, Any]]:
-    """Yield what the reader finds in units, with the unit and its location."""
     read = cast(Reader, layout.reader.read).parts
     for unit in units:
         if isinstance(unit, Experience | Rejected):  # from a binary file, or could not be decoded
@@ -151,7 +150,6 @@ def _found(units: Sequence[AnyUnit], layout: Layout, options: Options) -> Iterat
 
 
 def in_batches(values: Iterable[T]) -> Iterator[list[T]]:
-    """Yield lists of up to 64 consecutive values."""
     rest = iter(values)
     while batch := list(islice(rest, _NUM_AT_ONCE)):
         yield batch
@@ -166,13 +164,30 @@ def file_units(
     options: Options = NO_OPTIONS,
 ) -> Iterator[AnyUnit]:
     """Yield the units of a file; a damaged file ends with Rejected. `repairs` counts repairs of text."""
+    is_whole = layout.reader.unit == "file"
     try:
+        units: Iterable[AnyUnit]
         if layout.shape == "binary":
-            yield from binary_units(path, layout, label)
+            units = binary_units(path, layout, label)
+        elif layout.shape == "document":
+            units = _document_units(path, layout, label, repairs, options)
         elif layout.shape == "table":
-            yield from _table_units(path, layout, label, options, repairs)
+            units = _table_units(path, layout, label, options, repairs)
+        elif layout.shape == "values":
+            units = value_units(path, label, repairs)
+        elif is_whole:
+            units = line_units(path, repairs=repairs)
         else:
-            yield from _json_units(path, layout, label, repairs, options)
+            units = chain.from_iterable(line_batches(path, decode=layout.reader.decode, label=label, repairs=repairs))
+        if is_whole and layout.shape not in ("binary", "document"):
+            values = []
+            for unit in units:
+                if isinstance(unit, tuple):
+                    values.append(unit[1])
+                else:
+                    yield unit
+            units = [(Origin(str(path), None if layout.shape == "table" else 1, 0, label), values)]
+        yield from units
     except (BadRecord, *BROKEN_STREAM) as error:
         yield _damage(path, layout, error)
 
@@ -210,53 +225,28 @@ def _damage(path: Place, layout: Layout, error: Exception) -> Rejected:
 def _table_units(
     path: Place, layout: Layout, label: str, options: Options, notes: Counter[str] | None
 ) -> Iterator[Unit | Rejected]:
-    """Yield the rows of a table, or all of them as one unit, depending on the reader's `unit`."""
-    rows = []
     for number, row in enumerate(table_rows(path, options.map, layout.table, notes)):
         if isinstance(row, BadRecord):
             yield Rejected(str(path), None, str(row), layout.format)
-        elif layout.reader.unit == "file":
-            rows.append(row)
         else:
             yield Origin(str(path), None, number, label), row
-    if layout.reader.unit == "file":
-        yield Origin(str(path), None, 0, label), rows
 
 
-def _json_units(
+def _document_units(
     path: Place, layout: Layout, label: str, repairs: Counter[str] | None, options: Options
 ) -> Iterator[Unit | Rejected]:
-    """Yield records or the whole file, depending on the layout and the reader's `unit`."""
-    file = str(path)
-    if layout.splits:
-        for batch in line_batches(path, decode=layout.reader.decode, label=label, repairs=repairs):
-            yield from batch
-    elif layout.shape == "values" and layout.reader.unit == "record":
-        yield from value_units(path, label, repairs)
-    elif layout.shape in ("lines", "values"):
-        # The format reads the file as one unit: a session is all its lines.
-        values = []
-        are_lines = layout.shape == "lines"
-        batches = line_batches(path, repairs=repairs) if are_lines else [value_units(path, "", repairs)]
-        for unit in chain.from_iterable(batches):
-            if isinstance(unit, Rejected):
-                yield unit
-            else:
-                values.append(unit[1])
-        yield Origin(file, 1, 0, label), values
-    else:
-        value = document(path, repairs)
-        if isinstance(value, Rejected):
-            yield value
-        elif "records" in options.map:
-            for number, item in enumerate(_records_in(value, options)):
-                yield Origin(file, None, number, label), item
-        # Each item of a list is a record, unless the list itself is one (a bare list of messages).
-        elif layout.reader.unit == "record" and isinstance(value, list) and not layout.reader.matches(value):
-            for number, item in enumerate(value):
-                yield Origin(file, None, number, label), item
-        else:
-            yield Origin(file, None, 0, label), value
+    """Yield the records of a JSON document, or the document, depending on the user's map and the reader's `unit`."""
+    value = document(path, repairs)
+    if isinstance(value, Rejected):
+        yield value
+        return
+    if "records" in options.map:
+        value = _records_in(value, options)
+    # Each item of a list is a record, unless the list itself is one (a bare list of messages).
+    elif layout.reader.unit == "file" or not isinstance(value, list) or layout.reader.matches(value):
+        value = [value]
+    for number, item in enumerate(value):
+        yield Origin(str(path), None, number, label), item
 
 
 def _detect_table(path: Place, format_name: str, options: Options) -> Layout | Rejected:
@@ -269,7 +259,7 @@ def _detect_table(path: Place, format_name: str, options: Options) -> Layout | R
         alone = {layout.table: some for layout, some in found if not isinstance(layout.table, Join)}
         if isinstance(source, Join) and alone and (source.table not in alone or _has_score(alone[source.table])):
             continue
-        rows = [row for row in islice(table_rows(path, options.map, source), _SAMPLE) if isinstance(row, dict)]
+        rows = objects_in(list(islice(table_rows(path, options.map, source), _SAMPLE)))
         layout = _layout(rows, rows, "table", format_name)
         if layout is None or (isinstance(source, Join) and alone and not _has_score(rows)):
             continue
@@ -295,7 +285,6 @@ def _records_of(found: tuple[Layout, list[Any]]) -> str:
 
 
 def _detect_json(path: Place, format_name: str, options: Options) -> Layout | Rejected:
-    """Detect the layout of a JSON or JSON Lines file from its first records."""
     layout: Layout | None = None
     records: list[Any]
     if is_json_lines(path):
@@ -335,13 +324,12 @@ def _checked(
     if layout is None:
         way_out = f"its fields, and a --map that may read it: pairwright explain {path}"
         return Rejected(str(path), None, f"no known format: {way_out}")
-    rows = [record for record in records if isinstance(record, dict)]
+    rows = objects_in(records)
     reason = options.map.missing_field(rows) or layout.reader.refuse(rows, options)
     return layout if reason is None else Rejected(str(path), None, reason, layout.format)
 
 
 def _records_in(value: Any, options: Options) -> list[Any]:
-    """Return the records of a document, from the path that the user's map gives."""
     return items(options.map.value(value, "records"), f"--map records={options.map.fields['records']}")
 
 

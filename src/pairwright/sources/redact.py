@@ -45,20 +45,17 @@ def redact(value: Any, where: str = "") -> tuple[Any, list[Finding]]:
 
 
 def _redact_value(value: Any, where: str, findings: list[Finding]) -> Any:
-    """Redact a value recursively, appending to `findings`."""
     if isinstance(value, str):
 
         def placeholder(match: re.Match[str]) -> str:
-            # The name of the group that matched: the kind of the secret.
             kind = match.lastgroup or "secret"
             findings.append(Finding(kind, where))
             return f"[REDACTED:{kind}]"
 
         return _ANY.sub(placeholder, value)
     if isinstance(value, dict):
-        return {
-            key: _redact_value(item, f"{where}.{key}" if where else str(key), findings) for key, item in value.items()
-        }
+        start = f"{where}." if where else ""
+        return {key: _redact_value(item, f"{start}{key}", findings) for key, item in value.items()}
     if isinstance(value, list):
         return [_redact_value(item, f"{where}[{number}]", findings) for number, item in enumerate(value)]
     return value

@@ -14,6 +14,11 @@ _OPERATIONS: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
 }
+# No calls, subscripts, comparisons, comprehensions or texts
+_ALLOWED = (
+    *(ast.BinOp, ast.UnaryOp, ast.Name, ast.Attribute, ast.Constant),
+    *(ast.operator, ast.UAdd, ast.USub, ast.expr_context),
+)
 _MAX_NODES = 400  # evaluation is recursive
 
 
@@ -27,20 +32,8 @@ def parse_reward(expression: str, where: str = "") -> ast.expr:
     nodes = list(ast.walk(tree))
     if len(nodes) > _MAX_NODES:
         raise ConfigError(f"{where[:200]}: too long; add up the components before the import")
-    # An allow-list of syntax nodes: no calls, subscripts, comparisons, comprehensions or texts.
     for node in nodes:
-        allowed = (
-            ast.BinOp
-            | ast.UnaryOp
-            | ast.Name
-            | ast.Attribute
-            | ast.Constant
-            | ast.operator
-            | ast.UAdd
-            | ast.USub
-            | ast.expr_context
-        )
-        if not isinstance(node, allowed) or (isinstance(node, ast.Constant) and type(node.value) not in (int, float)):
+        if not isinstance(node, _ALLOWED) or (isinstance(node, ast.Constant) and type(node.value) not in (int, float)):
             raise ConfigError(f"{where}: only numbers, names, + - * / and parentheses are understood")
         if isinstance(node, ast.Constant) and isinstance(node.value, int) and abs(node.value) > sys.float_info.max:
             raise ConfigError(f"{where}: a number that is too large")
@@ -52,14 +45,10 @@ def parse_reward(expression: str, where: str = "") -> ast.expr:
 
 
 def evaluate(node: ast.expr, number_of: Callable[[str], float | None]) -> float | None:
-    """Evaluate a parsed expression; None if a number is missing, NaN for a division by zero.
-
-    `number_of` returns the number of a name or dotted path.
-    """
+    """Evaluate an expression of numbers by name or path; None if one is missing, NaN for a division by zero."""
     if isinstance(node, ast.Constant):
         return float(node.value)  # type: ignore[arg-type]
     if isinstance(node, ast.Name | ast.Attribute):
-        # An Attribute node is a dotted path: `unparse` returns its text.
         return number_of(ast.unparse(node))
     if isinstance(node, ast.UnaryOp):
         operand = evaluate(node.operand, number_of)
@@ -76,7 +65,6 @@ def evaluate(node: ast.expr, number_of: Callable[[str], float | None]) -> float 
 
 
 def names_in(tree: ast.expr) -> list[str]:
-    """Return the names and dotted paths of an expression."""
     inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Name | ast.Attribute) and id(node) not in inner]
     return [ast.unparse(node) for node in nodes]

@@ -24,20 +24,25 @@ from pairwright.sources.score_values import read_score
 from pairwright.sources.shapes.row_fields import REWARD_KEYS, reward_in
 
 _MAX_SCORE_BYTES = 256 * 2**20
-# Levels of nested objects that are searched for numbers.
-_MAX_DEPTH = 3
+_MAX_DEPTH = 3  # of nested objects that are searched for numbers
 _MAX_NAMES = 64  # of one record, for an error message
 # Fields that hold the conversation; not searched for rewards.
 _NO_SCORES = frozenset({"messages", "tools", "functions", "prompt", "completion", "conversations", "traj", "trajectory",
                         "response", "responses_create_params", "request", "usage", "not_read",
                         "other_events"})  # fmt: skip
+_MAX_WORD = 40
+_SCORE_WORDS = words("target outcome accepted quality feedback verified judge result status")
+# Names of numbers that are common in logs and never scores.
+_NO_SCORE_WORDS = words(
+    """id ids nr no number num index idx ts time timestamp date created updated opened closed duration seconds ms s
+    tokens token usd price seed temperature version run attempt step steps turn turns episode epoch page year age
+    user session row line length size count port parallel stream store expected"""
+)
+_ID_KEYS = ("id", "uid", "session_id", "session", "trace_id")
 
 
 def chosen_reward(exp: Experience, expression: str, row: Any = None) -> float | None:
-    """Evaluate a name, path or expression for an experience; None if one of its numbers is missing.
-
-    `row` is the decoded record, for formats with one record per experience.
-    """
+    """Evaluate a name, path or expression for an experience and its decoded record; None if a number is missing."""
     named = reward_by_name(exp, expression, row)
     if named is not None:
         return named
@@ -47,12 +52,13 @@ def chosen_reward(exp: Experience, expression: str, row: Any = None) -> float | 
 def reward_by_name(exp: Experience, name: str, row: Any = None) -> float | None:
     """Look up a number by name or dotted path in the reward components, then the row, then `info` and `metrics`."""
     # A component named "reward" takes precedence over the record's reward.
-    components = {"reward": exp.reward} | exp.reward_components
-    for fields in (components, row, exp.info, exp.metrics):
-        number = read_score(value_at(fields, name))
-        if number is not None:
-            return number
-    return None
+    return first_score(name, {"reward": exp.reward} | exp.reward_components, row, exp.info, exp.metrics)
+
+
+def first_score(name: str, *places: Any) -> float | None:
+    """Return the first score with this name or dotted path among objects."""
+    scores = (read_score(value_at(fields, name)) for fields in places)
+    return next((number for number in scores if number is not None), None)
 
 
 def reward_names(exp: Experience, row: Any = None) -> list[str]:
@@ -88,18 +94,6 @@ def score_names(components: Json, info: Json) -> list[str]:
     return [*likely, *possible]
 
 
-_MAX_WORD = 40
-_SCORE_WORDS = frozenset(
-    ("target", "outcome", "accepted", "quality", "feedback", "verified", "judge", "result", "status")
-)
-# Names of numbers that are common in logs and never scores.
-_NO_SCORE_WORDS = words(
-    """id ids nr no number num index idx ts time timestamp date created updated opened closed duration seconds ms s
-    tokens token usd price seed temperature version run attempt step steps turn turns episode epoch page year age
-    user session row line length size count port parallel stream store expected"""
-)
-
-
 def _leaf_paths(fields: Any, depth: int) -> Iterator[tuple[str, Any]]:
     for key, value in fields.items() if isinstance(fields, dict) else ():
         if isinstance(value, bool | int | float | str):
@@ -131,7 +125,6 @@ class Scores:
         return next((f"id {name!r}" for name in self._by_id), "no row")
 
     def of(self, exp: Experience) -> tuple[Score, Any] | None:
-        """Return (score, matching key) of an experience, or None."""
         ids = _ids_of(exp)
         for key in ids:
             if key in self._by_id:
@@ -145,9 +138,6 @@ class Scores:
                 if place in self._by_run:
                     return self._by_run[place], place
         return None
-
-
-_ID_KEYS = ("id", "uid", "session_id", "session", "trace_id")
 
 
 def read_scores(path: Path) -> Scores:
@@ -175,7 +165,6 @@ def read_scores(path: Path) -> Scores:
 
 
 def _score_rows(path: Path) -> list[dict[str, Any]]:
-    """Read the rows of a CSV or JSON Lines file."""
     try:
         if path.stat().st_size > _MAX_SCORE_BYTES:
             raise SourceError(f"{path}: more than {_MAX_SCORE_BYTES:,} bytes of scores")

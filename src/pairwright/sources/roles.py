@@ -16,7 +16,6 @@ from pairwright.records.messages import TEXT, Message, ToolCall
 from pairwright.sources.fields import BadRecord, json_text
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", TEXT})
-# Lower-case name -> role
 SYNONYMS = {
     **dict.fromkeys(("human", "prompter"), "user"),
     **dict.fromkeys(("ai", "gpt", "chatgpt", "bot", "model", "bing", "bard", "aimessagechunk"), "assistant"),
@@ -47,10 +46,7 @@ def role_of(name: str) -> str:
 
 
 def usual_messages(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return messages with the roles of the closed set, calls in their turns, and the ids of calls on their results.
-
-    Returns the same object if nothing changes, as for most conversations.
-    """
+    """Return messages with usual roles, calls in their turns, results with ids; the same object if nothing changes."""
     is_usual, has_calls = True, False
     for message in messages:
         role = message.role
@@ -89,8 +85,7 @@ def _rename(messages: Sequence[Message]) -> list[Message]:
         if before is not None and before.tool_calls and before.role == "assistant" and not before.content:
             renamed[-1] = replace(before, tool_calls=(*before.tool_calls, *calls))
         else:
-            turn = replace(message, role="assistant", content=None, tool_calls=(*message.tool_calls, *calls))
-            renamed.append(turn)
+            renamed.append(replace(message, role="assistant", content=None, tool_calls=(*message.tool_calls, *calls)))
     return renamed
 
 
@@ -99,8 +94,7 @@ def _link_results(messages: list[Message]) -> list[Message]:
     taken = {call.id for message in messages for call in message.tool_calls}
     waiting: list[tuple[int, int]] = []  # unanswered calls: (index of the message, index of the call)
     for place, message in enumerate(messages):
-        if message.tool_calls:
-            waiting += [(place, number) for number in range(len(message.tool_calls))]
+        waiting += [(place, number) for number in range(len(message.tool_calls))]
         if message.role != "tool":
             continue
         open_calls = [(at, messages[at[0]].tool_calls[at[1]]) for at in waiting]
@@ -125,10 +119,7 @@ def _link_results(messages: list[Message]) -> list[Message]:
 
 
 def calls_of_text(value: str) -> list[ToolCall] | None:
-    """Parse calls from text: {name, arguments} or a list of them, as JSON or as a Python literal; else None.
-
-    JSON arguments keep their text.
-    """
+    """Parse calls {name, arguments}, one or a list, from JSON (arguments keep their text) or a Python literal."""
     try:
         values = _decode_list(value) if value.lstrip().startswith("[") else [_decode_object(value)]
         return [_call(item) for item in values] or None

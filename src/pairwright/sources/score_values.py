@@ -38,10 +38,22 @@ _FRACTION = re.compile(
 )
 _COUNTED = re.compile(r"([-+]?\d+(?:[.,]\d+)?)\s*(?:stars?|points?|pts?|sterne?|punkte?|★|⭐)")
 # "1,234" may be a thousands separator: three digits after the comma are decimals only after a zero.
-_DECIMAL_COMMA = re.compile(r"[-+]?(?:0,\d+|\d+,(?!\d{3}$)\d+)")
+_DECIMAL_COMMA = re.compile(r"([-+]?(?:0,\d+|\d+,(?!\d{3}$)\d+))")
 _LABELLED = re.compile(r"(\d+(?:[.,]\d+)?)\s*[-–—:=]\s*[^\W\d_][^\d]*")  # "5 - excellent"
 _STARS = re.compile(r"([★⭐🌟]+)[☆✩]*")
 _LONGEST = 40  # characters of a score; longer text is an opinion
+# Names of objects that hold a judge's scores, and of leaves in them that are not scores.
+_JUDGES = words(
+    """judge judges judgement judgment evaluation evaluations eval evals evaluator review reviews feedback assessment
+    grading grade grader metrics scores ratings score rating annotation annotations verdict quality critic rubric"""
+)
+_NO_SCORES = words(
+    """id ids version confidence weight weights max min maximum minimum threshold count num number index tokens cost
+    latency duration seconds time timestamp created updated seed temperature"""
+)
+_OVERALL = words("""overall total final aggregate overall_score total_score final_score""")
+_NAMES, _VALUES = ("name", "metric", "key", "criterion", "dimension"), ("score", "value", "rating", "grade", "result")
+_MAX_LEVELS = 3
 
 
 def without_accents(text: str) -> str:
@@ -72,7 +84,6 @@ def verdict(value: Any) -> float | None:
         negation, _, rest = word.partition("_")
         if negation in _NEGATIONS and rest in _GOOD:
             return 0.0
-        # The same emoji several times.
         if len(word) > 1 and len(set(word)) == 1 and not word.isalnum():
             return verdict(word[0])
     number = score(value)
@@ -96,17 +107,12 @@ def read_score(value: Any) -> float | None:
     if number is not None or not isinstance(value, str) or len(value) > _LONGEST:
         return number
     text = unicodedata.normalize("NFKC", value).strip().lower()
-    if _DECIMAL_COMMA.fullmatch(text):
-        return _number(text)
-    if match := _PERCENT.fullmatch(text):
-        return _number(match[1]) / 100
     if match := _FRACTION.fullmatch(text):
         whole = _number(match[2])
         return _number(match[1]) / whole if whole else None
-    if match := _COUNTED.fullmatch(text):
-        return _number(match[1])
-    if match := _LABELLED.fullmatch(text):
-        return _number(match[1])
+    for pattern, divisor in ((_DECIMAL_COMMA, 1), (_PERCENT, 100), (_COUNTED, 1), (_LABELLED, 1)):
+        if match := pattern.fullmatch(text):
+            return _number(match[1]) / divisor
     if match := _STARS.fullmatch(_LOOKS.sub("", text)):
         return float(len(match[1]))
     return verdict(value)
@@ -114,20 +120,6 @@ def read_score(value: Any) -> float | None:
 
 def _number(text: str) -> float:
     return float(text.replace(",", "."))
-
-
-# Names of objects that hold a judge's scores, and of leaves in them that are not scores.
-_JUDGES = words(
-    """judge judges judgement judgment evaluation evaluations eval evals evaluator review reviews feedback assessment
-    grading grade grader metrics scores ratings score rating annotation annotations verdict quality critic rubric"""
-)
-_NO_SCORES = words(
-    """id ids version confidence weight weights max min maximum minimum threshold count num number index tokens cost
-    latency duration seconds time timestamp created updated seed temperature"""
-)
-_OVERALL = words("""overall total final aggregate overall_score total_score final_score""")
-_NAMES, _VALUES = ("name", "metric", "key", "criterion", "dimension"), ("score", "value", "rating", "grade", "result")
-_MAX_LEVELS = 3
 
 
 def nested_scores(row: Json) -> dict[str, float]:

@@ -16,8 +16,8 @@ from pairwright.paths import Place
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json
 from pairwright.sources.datasets.message_rows import CONVERSATION_IDS
-from pairwright.sources.datasets.own_turns import labels_of
-from pairwright.sources.datasets.row_layout import ANSWER_WORDS, is_turns
+from pairwright.sources.datasets.own_turns import is_turns, labels_of
+from pairwright.sources.datasets.row_layout import ANSWER_WORDS
 from pairwright.sources.datasets.row_names import (
     CONTEXTS,
     MODELS,
@@ -34,7 +34,7 @@ from pairwright.sources.datasets.row_names import (
     words_of,
 )
 from pairwright.sources.field_map import parse_map, table_text
-from pairwright.sources.fields import BadRecord
+from pairwright.sources.fields import BadRecord, has, object_or_empty, objects_in, words
 from pairwright.sources.files import document, is_json_lines, line_units, open_bytes
 from pairwright.sources.format import Options, Rejected
 from pairwright.sources.reading import detect, read_file
@@ -46,12 +46,10 @@ from pairwright.sources.tables import is_table, table_rows
 _NUM_ROWS = 64  # examined for a proposal
 _NUM_TRIED = 1000  # records that a map is tried on
 _ENDS = (".", "?", "!")
-_MORE_ANSWERS = frozenset(("result", "reply", "text", "content"))
+_MORE_ANSWERS = words("result reply text content")
 # Last words of field names that never hold an answer: `response.id`.
-_NO_TEXTS = frozenset(
-    ("id", "ids", "uuid", "url", "status", "type", "role", "object", "reason", "date", "time", "name", "format")
-)
-_JUDGES = frozenset(("judge", "grader", "evaluator"))  # authors of texts that are not the model's answers
+_NO_TEXTS = words("id ids uuid url status type role object reason date time name format")
+_JUDGES = words("judge grader evaluator")  # authors of texts that are not the model's answers
 _MAX_SPEAKERS = 40
 
 
@@ -70,18 +68,15 @@ class Trial(msgspec.Struct, frozen=True):
 def suggest(path: Place, options: Options) -> Trial | None:
     """Return the first proposed map that reads the file, or None."""
     rows, records = sample_rows(path, options)
-    for fields in _proposals(rows) if rows else ():
-        trial = try_map(path, {} if records is None else {"records": records}, fields, options)
-        if trial is not None:
-            return trial
-    return None
+    start = options.map.fields if records is None else {**options.map.fields, "records": records}
+    trials = (try_map(path, {**start, **fields}, options) for fields in (_proposals(rows) if rows else ()))
+    return next((trial for trial in trials if trial is not None), None)
 
 
-def try_map(path: Place, start: dict[str, str], fields: dict[str, str], options: Options) -> Trial | None:
+def try_map(path: Place, fields: dict[str, str], options: Options) -> Trial | None:
     """Read the beginning of a file with a map; None if it reads nothing, or refuses more than it reads."""
-    own = {**options.map.fields, **start, **fields}
     try:
-        mapped = msgspec.structs.replace(options, map=parse_map(own))
+        mapped = msgspec.structs.replace(options, map=parse_map(fields))
         layout = detect(path, "auto", mapped)
         if isinstance(layout, Rejected):
             return None
@@ -93,7 +88,7 @@ def try_map(path: Place, start: dict[str, str], fields: dict[str, str], options:
     if not read or refused > len(read):
         return None
     first = read[0]
-    said = first.chosen.messages if first.chosen is not None else first.completion
+    said = first.completion if first.chosen is None else first.chosen.messages
     # If the model began the conversation, its first question is in the completion.
     asked = [message.text for message in said if message.role == "user"]
     prompt = first.prompt[-1].text if first.prompt else asked[0] if asked else ""
@@ -109,28 +104,22 @@ def sample_rows(path: Place, options: Options) -> tuple[list[Json], str | None]:
         magic = file.read(8)
     try:
         if is_table(path, magic):
-            return [row for row in islice(table_rows(path, options.map), _NUM_ROWS) if isinstance(row, dict)], None
+            return objects_in(list(islice(table_rows(path, options.map), _NUM_ROWS))), None
         if is_json_lines(path):
-            units = [unit for unit in islice(line_units(path), _NUM_ROWS) if not isinstance(unit, Rejected)]
-            return [unit[1] for unit in units if isinstance(unit[1], dict)], None
+            units = islice(line_units(path), _NUM_ROWS)
+            return objects_in([unit[1] for unit in units if not isinstance(unit, Rejected)]), None
         value = document(path)
     except BadRecord:
         return [], None
-    if isinstance(value, list):
-        return [item for item in value[:_NUM_ROWS] if isinstance(item, dict)], None
     if not isinstance(value, dict):
-        return [], None
-    lists = {key: item for key, item in value.items() if isinstance(item, list) and item and isinstance(item[0], dict)}
+        return objects_in(value)[:_NUM_ROWS], None
     # A list of turns is a conversation, not a list of records.
-    lists = {key: item for key, item in lists.items() if not is_turns(item)}
-    if len(lists) == 1:
-        key, inner = next(iter(lists.items()))
-        return [item for item in inner[:_NUM_ROWS] if isinstance(item, dict)], key
-    return [value], None
+    lists = {key: objects_in(item)[:_NUM_ROWS] for key, item in value.items() if not is_turns(item)}
+    lists = {key: found for key, found in lists.items() if found}
+    return (next(iter(lists.values())), next(iter(lists))) if len(lists) == 1 else ([value], None)
 
 
 def _proposals(rows: list[Json]) -> Iterator[dict[str, str]]:
-    """Yield maps that may read these records, the likeliest first."""
     columns = _columns(rows)
     reward = _reward_path(columns)
     scored = {} if reward is None else {"reward": reward}
@@ -139,17 +128,14 @@ def _proposals(rows: list[Json]) -> Iterator[dict[str, str]]:
     whole = [path for path, values in columns.items() if any(map(_ends_with_answer, values))]
     if len(whole) == 1:  # one of several conversations would silently drop the others
         yield {"messages": whole[0], **rest}
-    prompts, answers = _nearest(columns, _prompt_distance), _nearest(columns, _answer_distance)
-    prompts = [path for path in prompts if path not in whole]
+    prompts, answers = [path for path in _prompts_in(columns) if path not in whole], _answers_in(columns)
     if not answers:  # the only remaining text, whatever its name
-        texts = [path for path in columns if path not in prompts and not is_reference_name(path)]
-        texts = [path for path in texts if not _is_no_answer(path)]
+        texts = [path for path in columns if path not in prompts and not _is_no_answer(path)]
         texts = [path for path in texts if _is_prose(columns[path]) and isinstance(columns[path][0], str)]
         answers = texts if len(texts) == 1 else []
     system = next((path for path in columns if plain_name(path.rpartition(".")[2]) in SYSTEMS), None)
     beside = {} if system is None else {"system": system}
     best, named = _preference(columns)
-    # A question about a text: both are the prompt.
     texts = [path for path in prompts if plain_name(path) in CONTEXTS and isinstance(columns[path][0], str)]
     questions = [path for path in prompts if path not in texts]
     pairs = [f"{text}+{questions[0]}" for text in texts if questions]
@@ -167,7 +153,6 @@ def _proposals(rows: list[Json]) -> Iterator[dict[str, str]]:
 
 
 def _columns(rows: list[Json]) -> dict[str, list[Any]]:
-    """Return the values of each field, keyed by its `--map` path."""
     columns: dict[str, list[Any]] = {}
     for row in rows:
         for path, value in islice(leaves_of(row, ""), 400):
@@ -183,7 +168,6 @@ def leaves_of(value: Any, prefix: str, depth: int = 0) -> Iterator[tuple[str, An
         if isinstance(part, dict) and part and depth < 5:
             yield from leaves_of(part, path, depth + 1)
         elif isinstance(part, list) and part and isinstance(part[0], dict) and not is_turns(part) and depth < 5:
-            # The first item represents all of them.
             yield from leaves_of(part[0], f"{path}[]", depth + 1)
         else:
             yield path, part
@@ -205,46 +189,53 @@ def _distance(path: str, is_named: Callable[[str], bool]) -> int | None:
     return next((number for number, word in enumerate(words) if is_named(word) or is_named(singular(word))), None)
 
 
-def _is_prompt(name: str) -> bool:
-    return prompt_rank(name) is not None or name in CONTEXTS
+def _prompts_in(columns: dict[str, list[Any]]) -> list[str]:
+    """Return the paths of possible prompts, the likeliest first."""
+    found = {
+        path: _distance(path, lambda name: prompt_rank(name) is not None or name in CONTEXTS)
+        for path, values in columns.items()
+        if not is_reference_name(path) and _is_prose(values)
+    }
+    return _nearest(found)
 
 
-def _is_answer(name: str) -> bool:
-    return answer_rank(name) is not None or name in _MORE_ANSWERS
+def _answers_in(columns: dict[str, list[Any]]) -> list[str]:
+    """Return the paths of possible answers, the likeliest first."""
+
+    def is_answer(name: str) -> bool:
+        return answer_rank(name) is not None or name in _MORE_ANSWERS
+
+    found: dict[str, int | None] = {}
+    for path, values in columns.items():
+        last = path.rpartition(".")[2]
+        is_text = all(isinstance(value, str) or is_turns(value) for value in values)
+        if (
+            is_text
+            and not _is_no_answer(path)
+            and last not in MODELS
+            and any(read_score(one) is None for one in values)
+        ):
+            is_named = any(map(is_answer, words_of(last)))  # `gpt4_answer`
+            found[path] = 0 if is_named else _distance(path, is_answer)
+    return _nearest(found)
 
 
-def _prompt_distance(path: str, values: list[Any]) -> int | None:
-    is_usable = not is_reference_name(path) and _is_prose(values)
-    return _distance(path, _is_prompt) if is_usable else None
+def _nearest(distances: dict[str, int | None]) -> list[str]:
+    found = {path: distance for path, distance in distances.items() if distance is not None}
+    return sorted(found, key=lambda path: found[path])
 
 
-def _answer_distance(path: str, values: list[Any]) -> int | None:
+def _is_no_answer(path: str) -> bool:
+    """Whether a path names a reference, a text of the user or of a judge, or no text."""
     last = path.rpartition(".")[2]
-    is_text = all(isinstance(value, str) or is_turns(value) for value in values)
-    if is_reference_name(path) or not is_text or all(read_score(value) is not None for value in values):
-        return None
-    if last in MODELS or _is_no_answer(path):
-        return None
-    is_named = any(_is_answer(word) for word in words_of(last))  # `gpt4_answer`
-    return 0 if is_named else _distance(path, _is_answer)
+    is_asked = is_asker_name(plain_name(last)) or not _NO_TEXTS.isdisjoint(words_of(last)[-1:])
+    return is_asked or not _JUDGES.isdisjoint(words_of(path)) or is_reference_name(path)
 
 
 def _ends_with_answer(value: Any) -> bool:
     """Whether a value is a whole conversation: turns of which the last is the model's."""
-    last = value[-1] if is_turns(value) else None
-    return isinstance(last, dict) and speaker_role(last.get("role", last.get("from"))) == "assistant"
-
-
-def _is_no_answer(path: str) -> bool:
-    last = path.rpartition(".")[2]
-    is_asked = is_asker_name(plain_name(last)) or not _NO_TEXTS.isdisjoint(words_of(last)[-1:])
-    return is_asked or not _JUDGES.isdisjoint(words_of(path))
-
-
-def _nearest(columns: dict[str, list[Any]], distance_of: Callable[[str, list[Any]], int | None]) -> list[str]:
-    """Return the paths with a distance, nearest first."""
-    found = {path: distance for path, values in columns.items() if (distance := distance_of(path, values)) is not None}
-    return sorted(found, key=lambda path: found[path])
+    last = object_or_empty(value[-1]) if is_turns(value) else {}
+    return speaker_role(last.get("role", last.get("from"))) == "assistant"
 
 
 def _candidates(answers: list[str]) -> Iterator[list[str]]:
@@ -301,10 +292,7 @@ def _message_maps(columns: dict[str, list[Any]], rows: list[Json], rest: dict[st
         ]
         for session in sorted(sessions, key=lambda path: "id" not in words_of(path))[:3]:
             yield {"session": session, "role": speaker, "content": text, "roles": _roles(columns[speaker]), **rest}
-    lists = {
-        key: value for key, value in rows[0].items() if isinstance(value, list) and value and isinstance(value[0], dict)
-    }
-    for key in lists:
+    for key in [key for key, value in rows[0].items() if isinstance(value, list) and any(map(has, value[:1]))]:
         turns = [item for row in rows for item in row.get(key) or () if isinstance(item, dict)]
         inner = _columns(turns)
         found = _speaker_and_text(inner, len(turns))
@@ -316,7 +304,7 @@ def _message_maps(columns: dict[str, list[Any]], rows: list[Json], rest: dict[st
 def _transcript_maps(columns: dict[str, list[Any]], rest: dict[str, str]) -> Iterator[dict[str, str]]:
     """Yield maps for transcripts whose speakers have unusual names."""
     for path, values in columns.items():
-        labels = [labels_of(value) if isinstance(value, str) else [] for value in values]
+        labels = [labels_of(value)[1] if isinstance(value, str) else [] for value in values]
         names = list(dict.fromkeys(name for some in labels for name in some))
         # A second unknown label in a transcript may be a word of its text, such as "Note:".
         num_unknown = max(len({name for name in some if speaker_role(name) is None}) for some in labels)

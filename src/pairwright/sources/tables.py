@@ -13,7 +13,7 @@ import re
 import sqlite3
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -43,8 +43,7 @@ _NUM_SNIFFED = 50  # rows used to detect the CSV dialect
 _NUM_TITLES = 8  # rows searched for the names of the columns
 _MAX_DEPTH = 64
 _CHUNK = 2**20
-# Single-byte text with a larger share of bytes >= 0x80 is not in a Latin script.
-_MANY_HIGH_BYTES = 0.25
+_MANY_HIGH_BYTES = 0.25  # a larger share of bytes >= 0x80 is no Latin script
 # Encodings to suggest: the language, and its letters.
 _OTHER_ENCODINGS = {
     "cp932": ("Japanese", "[ぁ-ヿ一-龠、。？！]"),
@@ -89,11 +88,8 @@ def table_rows(
 ) -> Iterator[Json | BadRecord]:
     """Yield the rows of a table, and BadRecord for an unusable row; raise BadRecord for an unreadable file.
 
-    Args:
-        path: The file.
-        fields: The user's map; it may name the table of an SQLite file, and the CSV dialect.
-        source: The table or join of an SQLite file, if the map names none.
-        notes: Counts findings to report to the user, such as a detected encoding.
+    `source` is the table or join of an SQLite file, if the map names none; `notes` counts findings to report to the
+    user, such as a detected encoding.
     """
     with open_bytes(path) as file:
         magic = file.read(8)
@@ -104,7 +100,11 @@ def table_rows(
             raise BadRecord("a Feather file of version 1: write it again with a current pyarrow or pandas")
         elif magic.startswith((_ARROW, _STREAM)):
             with local_copy(path) as local, pa.memory_map(str(local)) as mapped:
-                yield from _arrow_rows(_ipc_batches(mapped, is_file=magic.startswith(_ARROW)))
+                if magic.startswith(_ARROW):
+                    book = pa.ipc.open_file(mapped)
+                    yield from _arrow_rows(map(book.get_batch, range(book.num_record_batches)))
+                else:
+                    yield from _arrow_rows(pa.ipc.open_stream(mapped))
         elif magic.startswith(_SQLITE):
             with local_copy(path) as local, closing(open_database(local)) as database:
                 yield from _sqlite_rows(database, _named_source(database, fields) or source)
@@ -139,16 +139,7 @@ def _has_ending(path: Place, endings: tuple[str, ...]) -> bool:
     return path.name.lower().removesuffix(".gz").removesuffix(".zst").endswith(endings)
 
 
-def _ipc_batches(source: Any, *, is_file: bool) -> Iterator[pa.RecordBatch]:
-    if not is_file:
-        yield from pa.ipc.open_stream(source)
-        return
-    reader = pa.ipc.open_file(source)
-    for number in range(reader.num_record_batches):
-        yield reader.get_batch(number)
-
-
-def _arrow_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[Json]:
+def _arrow_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Json]:
     for batch in batches:
         # A batch of an Arrow file may be the whole file, so it is converted in slices.
         for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
@@ -222,7 +213,7 @@ def _named_rows(rows: Iterator[list[Any]], *, is_text: bool) -> Iterator[Json | 
 
 
 def _header_of(rows: list[list[Any]]) -> int:
-    """Return the index of the row with the column names: the first row, or below a title the first with several cells.
+    """Return the index of the row with the column names: the first, or the first with several cells below a title.
 
     A spreadsheet writes a title as a row of full width with a single filled cell.
     """
@@ -241,11 +232,10 @@ def open_database(path: Path) -> sqlite3.Connection:
 
 
 def _filled_tables(database: sqlite3.Connection) -> dict[str, list[str]]:
-    """Return the columns of each real table that has rows."""
     listed = database.execute("SELECT name, sql FROM sqlite_master WHERE type='table' AND name NOT LIKE 'sqlite_%'")
     names = [row["name"] for row in listed if "VIRTUAL" not in (row["sql"] or "").upper().split("(")[0]]
     filled = [name for name in names if database.execute(f"SELECT 1 FROM {quoted(name)} LIMIT 1").fetchone()]
-    return {name: [row["name"] for row in database.execute(f"PRAGMA table_info({quoted(name)})")] for name in filled}
+    return {name: _columns_of(database, name) for name in filled}
 
 
 def _joins_of(database: sqlite3.Connection, table: str, columns: dict[str, list[str]]) -> Iterator[Join]:
@@ -261,7 +251,6 @@ def _joins_of(database: sqlite3.Connection, table: str, columns: dict[str, list[
 
 
 def _named_source(database: sqlite3.Connection, fields: FieldMap) -> str | Join | None:
-    """Return the table or join that the map names, or None."""
     table, join = fields.fields.get("records"), fields.fields.get("join")
     columns = _filled_tables(database)
     if table is not None and table not in columns:
@@ -283,9 +272,7 @@ def _named_source(database: sqlite3.Connection, fields: FieldMap) -> str | Join 
 
 
 def _sqlite_rows(database: sqlite3.Connection, source: str | Join | None) -> Iterator[Json]:
-    if isinstance(source, Join):
-        yield from _joined_rows(database, source)
-        return
+    """Yield the rows of a table or a left join, whose columns of the second table are named `OTHER.COLUMN`."""
     if source is None:
         filled = list(_filled_tables(database))
         if len(filled) != 1:
@@ -294,21 +281,23 @@ def _sqlite_rows(database: sqlite3.Connection, source: str | Join | None) -> Ite
                 "with --map records=TABLE, and add the columns of a second one with join=OTHER.id=COLUMN"
             )
         source = filled[0]
-    for row in database.execute(f"SELECT * FROM {quoted(source)}"):
-        yield {key: plain_value(row[key], 0) for key in row.keys()}  # noqa: SIM118
-
-
-def _joined_rows(database: sqlite3.Connection, join: Join) -> Iterator[Json]:
-    """Yield the rows of a left join; columns of the second table are named `OTHER.COLUMN`."""
-    table, other, key = quoted(join.table), quoted(join.other), quoted(join.key)
-    if database.execute(f"SELECT 1 FROM {other} GROUP BY {key} HAVING COUNT(*) > 1 LIMIT 1").fetchone():
-        raise BadRecord(f"join: {join.other}.{join.key} is not unique, so rows of {join.table} would be repeated")
-    columns = [row["name"] for row in database.execute(f"PRAGMA table_info({table})")]
-    more = [row["name"] for row in database.execute(f"PRAGMA table_info({other})")]
-    names = [*columns, *(f"{join.other}.{name}" for name in more)]
-    query = f"SELECT a.*, b.* FROM {table} a LEFT JOIN {other} b ON b.{key} = a.{quoted(join.column)} ORDER BY a.rowid"
+    if isinstance(source, str):
+        names, query = _columns_of(database, source), f"SELECT * FROM {quoted(source)}"
+    else:
+        other, key = quoted(source.other), quoted(source.key)
+        if database.execute(f"SELECT 1 FROM {other} GROUP BY {key} HAVING COUNT(*) > 1 LIMIT 1").fetchone():
+            what = f"join: {source.other}.{source.key}"
+            raise BadRecord(f"{what} is not unique, so rows of {source.table} would be repeated")
+        more = [f"{source.other}.{name}" for name in _columns_of(database, source.other)]
+        names, on = [*_columns_of(database, source.table), *more], f"b.{key} = a.{quoted(source.column)}"
+        query = f"SELECT a.*, b.* FROM {quoted(source.table)} a LEFT JOIN {other} b ON {on} ORDER BY a.rowid"
     for row in database.execute(query):
         yield {name: plain_value(cell, 0) for name, cell in zip(names, tuple(row), strict=True)}
+
+
+def _columns_of(database: sqlite3.Connection, table: str) -> list[str]:
+    # `PRAGMA table_info` leaves out generated columns.
+    return [name for name, *_ in database.execute(f"SELECT * FROM {quoted(table)} LIMIT 0").description]
 
 
 def quoted(name: str) -> str:
@@ -316,7 +305,6 @@ def quoted(name: str) -> str:
 
 
 def _delimited_rows(path: Place, fields: FieldMap, notes: Counter[str] | None) -> Iterator[Json | BadRecord]:
-    """Yield the rows of a CSV or TSV file, named by its first line."""
     csv.field_size_limit(MAX_LINE_BYTES)
     found: Counter[str] = Counter() if notes is None else notes
     encoding = _encoding_of(path, fields.fields.get("encoding"), found)
@@ -347,10 +335,7 @@ def _text_of(file: IO[bytes], encoding: str) -> Iterator[io.TextIOWrapper]:
 
 
 def _encoding_of(path: Place, named: str | None, notes: Counter[str]) -> str:
-    """Return the encoding of a text file: by its byte order mark, the user's map, or detection (UTF-8, Windows-1252).
-
-    `open_bytes` converts files with a byte order mark to UTF-8.
-    """
+    """Return the encoding of a text file: from its byte order mark, the user's map, or detection (UTF-8, cp1252)."""
     with open_binary(path) as file:
         marked = encoding_of(file.read(4))
     if marked is not None:

@@ -21,8 +21,8 @@ _REPLACEMENT = rb"\ufffd"
 SURROGATES, LATIN, NULS = "lone surrogates replaced", "lines read as Latin-1 (Windows-1252)", "NUL bytes dropped"
 
 
-class _Transcoder(io.RawIOBase):
-    """A stream of UTF-8 bytes from a stream in another encoding."""
+class Transcoder(io.RawIOBase):
+    """UTF-8 bytes, without a byte order mark, of a stream in another encoding."""
 
     def __init__(self, file: IO[bytes], encoding: str) -> None:
         self._file, self._decoder = file, codecs.getincrementaldecoder(encoding)("replace")
@@ -40,11 +40,6 @@ class _Transcoder(io.RawIOBase):
         size = min(len(buffer), len(self._rest))
         buffer[:size], self._rest = self._rest[:size], self._rest[size:]
         return size
-
-
-def to_utf8(file: IO[bytes], encoding: str) -> IO[bytes]:
-    """Return a stream of UTF-8 bytes, without a byte order mark."""
-    return io.BufferedReader(_Transcoder(file, encoding))
 
 
 def repair_and_decode(data: bytes, repairs: Counter[str] | None) -> Any:

@@ -29,7 +29,7 @@ from pairwright.pairs.pair_table import PAIR_SCHEMA, pair_batches, write_pairs
 from pairwright.paths import open_binary
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Message, content_hash
-from pairwright.sources.files import read_lines
+from pairwright.sources.files import line_units
 from pairwright.sources.format import Options, Rejected
 from pairwright.sources.reading import Layout, detect, read_file
 from pairwright.store.importing import QUARANTINE, import_files
@@ -79,7 +79,7 @@ def layout_of(file: DataFile, training_type: str) -> Layout | None:
     name = "customizer" if training_type == "dpo" else "customizer-sft"
     layout = detect(file.blob, name)
     if isinstance(layout, Rejected):
-        if next(read_lines(file.blob), None) is None:
+        if next(line_units(file.blob), None) is None:
             return None
         raise refuse_row(file.path, layout.line, layout.reason.replace(str(file.blob), file.path))
     if training_type == "dpo":
@@ -88,7 +88,7 @@ def layout_of(file: DataFile, training_type: str) -> Layout | None:
             return other
     if layout.format != name:
         raise SourceError(f"{file.path}: expected JSON Lines, got a file of the format {layout.format}")
-    if layout.shape == "document" and next(read_lines(file.blob), None) is None:
+    if layout.shape == "document" and next(line_units(file.blob), None) is None:
         return None
     return layout
 

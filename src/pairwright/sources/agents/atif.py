@@ -21,7 +21,7 @@ import msgspec
 
 from pairwright.records.json_text import decode
 from pairwright.records.messages import ErrorSite, Json, Message, ToolCall
-from pairwright.sources.assemble import Parts
+from pairwright.sources.assemble import Parts, read_each
 from pairwright.sources.fields import (
     BadRecord,
     filled,
@@ -41,9 +41,7 @@ from pairwright.sources.fields import (
     text_or_none,
 )
 from pairwright.sources.format import Format, Options, Origin, PartOfAnother, Rejected
-from pairwright.sources.shapes.chat_messages import content_from_chat, tools_from_chat
-from pairwright.sources.shapes.read_call import read_call
-from pairwright.sources.shapes.read_each import read_each
+from pairwright.sources.shapes.chat_messages import content_from_chat, read_call, tools_from_chat
 from pairwright.sources.shapes.recorded_tokens import tokens_of_turns, turn_tokens
 from pairwright.sources.shapes.tool_errors import failure_kind
 from pairwright.sources.shapes.traces import run_of

@@ -25,7 +25,7 @@ import zstandard
 
 from pairwright.errors import SourceError
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts
+from pairwright.sources.assemble import Parts, read_each
 from pairwright.sources.fields import (
     BadRecord,
     filled,
@@ -49,9 +49,7 @@ from pairwright.sources.fields import (
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.anthropic import plain_content
-from pairwright.sources.shapes.chat_messages import content_from_chat
-from pairwright.sources.shapes.read_call import read_call
-from pairwright.sources.shapes.read_each import read_each
+from pairwright.sources.shapes.chat_messages import content_from_chat, read_call
 
 NAME = "inspect"
 _GRADES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}

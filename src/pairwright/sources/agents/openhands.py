@@ -23,7 +23,7 @@ from typing import Any
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message, ToolCall
 from pairwright.sources.agents import openhands_rows
-from pairwright.sources.assemble import Parts, raw_text, split_at_first_answer
+from pairwright.sources.assemble import Parts, raw_text, read_each, split_at_first_answer
 from pairwright.sources.fields import (
     BadRecord,
     has,
@@ -45,7 +45,6 @@ from pairwright.sources.fields import (
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.anthropic import parts_of
 from pairwright.sources.shapes.chat_messages import call_from_chat, content_from_chat, message_from_chat
-from pairwright.sources.shapes.read_each import read_each
 from pairwright.sources.shapes.recorded_tokens import TurnTokens, tokens_of_turns, turn_tokens
 from pairwright.sources.shapes.session_entries import as_past
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts
+from pairwright.sources.assemble import Parts, read_each
 from pairwright.sources.fields import (
     BadRecord,
     filled,
@@ -27,7 +27,6 @@ from pairwright.sources.fields import (
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.chat_messages import message_from_chat, messages_from_chat, tools_from_chat
-from pairwright.sources.shapes.read_each import read_each
 from pairwright.sources.shapes.recorded_tokens import tokens_of_turns, turn_tokens
 
 NAME = "openhands"

@@ -19,7 +19,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from pairwright.records.messages import ErrorSite, Json, Message, canonical_arguments
-from pairwright.sources.assemble import Parts
+from pairwright.sources.assemble import Parts, read_each
 from pairwright.sources.fields import (
     BadRecord,
     filled,
@@ -41,7 +41,6 @@ from pairwright.sources.fields import (
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.chat_messages import message_from_chat
-from pairwright.sources.shapes.read_each import read_each
 from pairwright.sources.shapes.responses import messages_from_items
 
 NAME = "swe-agent"

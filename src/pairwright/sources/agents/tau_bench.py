@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts
+from pairwright.sources.assemble import Parts, read_each
 from pairwright.sources.datasets.row_format import RowFormat
 from pairwright.sources.fields import (
     BadRecord,
@@ -37,7 +37,6 @@ from pairwright.sources.fields import (
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.chat_messages import call_from_chat, messages_from_chat
-from pairwright.sources.shapes.read_each import read_each
 
 NAME = "tau2-bench"
 _ROLES = frozenset({"system", "user", "assistant", "tool"})

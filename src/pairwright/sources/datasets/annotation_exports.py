@@ -46,9 +46,9 @@ _SIDES = ("left", "right")
 # The number or letter that ends a name: response-1, answer_b, answer2. A letter needs a separator.
 _INDEX = re.compile(r"(?:(?:^|[-_ ])(?=[0-9a-h]$)|(?<=[a-z])(?=[0-9]$))(.)$", re.I)
 _CHOICE_WORDS = ("prefer", "better", "best", "choice", "choose", "chosen", "winner", "pairwise", "comparison")
+_YES_NO: Json = {"yes": 1.0, "no": 0.0, "true": 1.0, "false": 0.0}
 _RESPONDED = (None, "submitted")  # statuses that count; None for exports without a status
 
-# Question -> responses of the annotators
 Votes = dict[str, list[Any]]
 
 
@@ -90,14 +90,11 @@ def read_label_studio(value: Any, origin: Origin, options: Options) -> Iterator[
             value = optional_mapping(result.get("value"), "annotations[].result[].value")
             kind = result.get("type")
             name = str(result.get("from_name") or kind)
-            if kind == "pairwise":
-                votes.setdefault(name, []).append(value.get("selected"))
-            elif kind in ("rating", "number"):
-                votes.setdefault(name, []).append(value.get(kind))
-            elif kind == "choices":
+            if kind == "choices":
                 choices = optional_items(value.get("choices"), "choices")
-                # A single choice becomes a value; several stay a list, which may be a ranking.
                 votes.setdefault(name, []).append(choices[0] if len(choices) == 1 else choices)
+            elif kind in ("pairwise", "rating", "number"):
+                votes.setdefault(name, []).append(value.get("selected" if kind == "pairwise" else kind))
     info = small_fields(row, frozenset({"data", "annotations", "predictions", "drafts"}))
     yield from _read(LABEL_STUDIO, origin, mapping(row.get("data"), "data"), votes, info)
 
@@ -112,7 +109,7 @@ def _argilla_votes(row: Json) -> tuple[Votes, bool]:
                 response = mapping(response, f"responses.{name}[]")
                 if response.get("status") in _RESPONDED:
                     votes.setdefault(name, []).append(response.get("value"))
-    for response in responses if isinstance(responses, list) else ():
+    for response in list_or_empty(responses):
         response = mapping(response, "responses[]")
         if response.get("status") in _RESPONDED:
             for name, answer in optional_mapping(response.get("values"), "responses[].values").items():
@@ -128,7 +125,7 @@ def _argilla_votes(row: Json) -> tuple[Votes, bool]:
         return votes, False
     if isinstance(suggestions, dict):
         votes = {name: [item.get("value") if isinstance(item, dict) else item] for name, item in suggestions.items()}
-    for item in suggestions if isinstance(suggestions, list) else ():
+    for item in list_or_empty(suggestions):
         item = mapping(item, "suggestions[]")
         votes.setdefault(str(item.get("question_name")), []).append(item.get("value"))
     votes |= {key.removesuffix(".suggestion"): [item] for key, item in row.items() if key.endswith(".suggestion")}
@@ -136,7 +133,6 @@ def _argilla_votes(row: Json) -> tuple[Votes, bool]:
 
 
 def _read(name: str, origin: Origin, fields: Json, votes: Votes, info: Json) -> Iterator[Parts | Rejected]:
-    """Yield a preference or the candidates of a record."""
     keys = _answers(fields)
     prompt_key = next((key for key in _PROMPTS if fields.get(key) and key not in keys), None)
     talk = next((value for value in fields.values() if _dialogue(value)), None) if not keys else None
@@ -146,10 +142,9 @@ def _read(name: str, origin: Origin, fields: Json, votes: Votes, info: Json) -> 
         info |= {**small_fields(fields, known), "votes": votes}
         yield Parts(name, origin, messages=_dialogue(talk), reward_components=ratings, info=info)
         return
-    if not keys:
-        raise BadRecord(f"no answer among the fields {', '.join(sorted(map(str, fields))[:10])}")
-    if prompt_key is None:
-        raise BadRecord(f"no prompt among the fields {', '.join(sorted(map(str, fields))[:10])}")
+    if not keys or prompt_key is None:
+        missing = "prompt" if keys else "answer"
+        raise BadRecord(f"no {missing} among the fields {', '.join(sorted(map(str, fields))[:10])}")
     prompt = prompt_from(fields[prompt_key], prompt_key)
     system = fields.get("system", fields.get("system_prompt"))
     if isinstance(system, str) and system:
@@ -204,7 +199,6 @@ def _dialogue(value: Any) -> list[Message]:
 
 
 def _answers(fields: Json) -> list[str]:
-    """Return the names of the fields that hold answers, in order."""
     keys = [key for key in fields if fields[key] and isinstance(fields[key], str | list | dict)]
     sides = [key for key in _SIDES if key in keys]
     if len(sides) == 2:
@@ -227,20 +221,8 @@ def _place(value: Any, keys: list[str]) -> int | None:
     names = [key.lower() for key in keys]
     if word in names:
         return names.index(word)
-    end, ends = _end(word), [_end(key) for key in keys]
-    # Only if exactly one answer has this number or letter.
+    end, *ends = (match and match[1] for match in map(_INDEX.search, (word, *names)))
     return ends.index(end) if end is not None and ends.count(end) == 1 else None
-
-
-def _is_choice(question: str, value: Any) -> bool:
-    """Whether a value may name an answer; a number may also be a rating, so the question decides."""
-    is_number = isinstance(value, int) or (isinstance(value, str) and value.strip().isdigit())
-    return not is_number or any(word in question.lower() for word in _CHOICE_WORDS)
-
-
-def _end(name: str) -> str | None:
-    match = _INDEX.search(name.lower())
-    return match and match[1]
 
 
 def _ranks(keys: list[str], votes: Votes) -> list[float] | None:
@@ -250,14 +232,17 @@ def _ranks(keys: list[str], votes: Votes) -> list[float] | None:
     sums, num_rankings = [0.0] * len(keys), 0
     choices: Counter[int] = Counter()
     for name, values in votes.items():
-        # A question about a single answer ranks nothing.
         if _place(name, keys) is not None:
             continue
         for value in values:
             ranking = _ranking(value, keys)
             if ranking is not None:
                 sums, num_rankings = [a + b for a, b in zip(sums, ranking, strict=True)], num_rankings + 1
-            elif _is_choice(name, value) and (place := _place(value, keys)) is not None:
+                continue
+            # A number may also be a rating, so the question decides.
+            is_number = isinstance(value, int) or (isinstance(value, str) and value.strip().isdigit())
+            is_choice = not is_number or any(word in name.lower() for word in _CHOICE_WORDS)
+            if is_choice and (place := _place(value, keys)) is not None:
                 choices[place] += 1
     if num_rankings:
         return [total / num_rankings for total in sums]
@@ -275,9 +260,8 @@ def _ranking(value: Any, keys: list[str]) -> list[float] | None:
         return None
     ranks: dict[int, float] = {}
     for number, item in enumerate(value):
-        is_object = isinstance(item, dict)
-        place = _place(item.get("value") if is_object else item, keys)
-        rank = score(item.get("rank")) if is_object else float(number + 1)
+        fields = item if isinstance(item, dict) else {"value": item, "rank": number + 1}
+        place, rank = _place(fields.get("value"), keys), score(fields.get("rank"))
         if place is None or place < 0 or rank is None:
             return None
         ranks[place] = rank
@@ -290,18 +274,13 @@ def _ratings(number: int, keys: list[str], votes: Votes) -> Json:
     for name, values in votes.items():
         # With a single answer, every question is about it.
         place = _place(name, keys) if len(keys) > 1 else number
-        numbers = [rating for rating in map(_rating, values) if rating is not None]
+        # Not `read_score`: "right" is a side here.
+        words = [_YES_NO.get(value.lower(), value) if isinstance(value, str) else value for value in values]
+        numbers = [rating for rating in map(score, words) if rating is not None]
         if place == number and numbers:
-            # The question's name without the number of the answer.
             short = _INDEX.sub("", name) if len(keys) > 1 else name
             ratings[short or name] = sum(numbers) / len(numbers)
     return ratings
-
-
-def _rating(value: Any) -> float | None:
-    # Not `read_score`: "right" is a side here.
-    words = {"yes": 1.0, "no": 0.0, "true": 1.0, "false": 0.0}
-    return words[value.lower()] if isinstance(value, str) and value.lower() in words else score(value)
 
 
 FORMAT_ARGILLA = Format(ARGILLA, "record", matches_argilla, read_argilla, "Records exported from Argilla")

@@ -28,7 +28,6 @@ def matches_oasst(value: Any) -> bool:
 
 
 def read_oasst(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield a record for each message of the assistant in a tree."""
     tree = mapping(value, "tree")
     stack: list[tuple[Json, list[Message]]] = [(mapping(tree.get("prompt"), "prompt"), [])]
     number = 0
@@ -37,7 +36,6 @@ def read_oasst(value: Any, origin: Origin, options: Options) -> Iterator[Parts |
         if len(before) > _MAX_DEPTH:
             raise BadRecord(f"replies: more than {_MAX_DEPTH} messages below each other")
         message = Message(role_of(text(node.get("role"), "role")), text(node.get("text"), "text"))
-        # An answer is context for its replies.
         context = Message(message.role, message.content, generated=False if message.role == "assistant" else None)
         if message.role == "assistant":
             rank = score(node.get("rank"))
@@ -64,7 +62,6 @@ def matches_prm800k(value: Any) -> bool:
 
 
 def read_prm800k(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-    """Yield a record for each alternative of each step."""
     row = mapping(value, "row")
     question, label = mapping(row.get("question"), "question"), mapping(row.get("label"), "label")
     prompt = [Message("user", text(question.get("problem"), "question.problem"))]

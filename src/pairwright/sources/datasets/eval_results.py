@@ -13,7 +13,7 @@ from typing import Any
 
 from pairwright.errors import RecordError
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts
+from pairwright.sources.assemble import Parts, read_each
 from pairwright.sources.datasets.row_format import RowFormat
 from pairwright.sources.datasets.rows import read_turns
 from pairwright.sources.fields import (
@@ -23,6 +23,7 @@ from pairwright.sources.fields import (
     identifier,
     items,
     mapping,
+    object_or_empty,
     objects_in,
     score,
     small_fields,
@@ -32,27 +33,19 @@ from pairwright.sources.fields import (
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.score_values import read_score
 from pairwright.sources.shapes.any_messages import decode_json_text
-from pairwright.sources.shapes.read_each import read_each
 from pairwright.sources.shapes.traces import pick_reward
 
 PROMPTFOO, OPENAI_EVALS = "promptfoo", "openai-evals"
 _EVENTS = ("sampling", "match", "metrics", "raw_sample")
+_LM_EVAL = frozenset({"arguments", "resps", "filtered_resps", "doc", "doc_id"})
 
 
 def _prompt(value: Any, where: str) -> list[Message]:
-    """Return a prompt: text, messages, or JSON text of messages."""
     value = decode_json_text(value)
     return [Message("user", value)] if isinstance(value, str) else read_turns(value, where)
 
 
-# lm-evaluation-harness
-
-
-_LM_EVAL = frozenset({"arguments", "resps", "filtered_resps", "doc", "doc_id"})
-
-
 def _take_lm_eval(row: Json) -> Iterator[Json]:
-    """Yield a record for each response to a document."""
     asked = row.get("arguments")
     if isinstance(asked, dict):  # {gen_args_0: {arg_0: prompt, arg_1: settings}}
         asked = [list(mapping(one, "arguments").values()) for one in asked.values()]
@@ -81,11 +74,8 @@ def _take_lm_eval(row: Json) -> Iterator[Json]:
         }
 
 
-# promptfoo
-
-
 def _promptfoo_rows(value: Any) -> list[Json]:
-    results = value.get("results") if isinstance(value, dict) else None
+    results = object_or_empty(value).get("results")
     inner = results.get("results") if isinstance(results, dict) else results
     rows = inner if isinstance(inner, list) else [value]
     return [row for row in rows if has(row, "response", "vars", "success")]
@@ -105,21 +95,24 @@ def _promptfoo_row(row: Json, origin: Origin) -> Parts:
     output = response.get("output")
     if output in (None, ""):
         raise BadRecord(f"no output: {str(row.get('error') or response.get('error') or 'no error given')[:200]}")
+    if isinstance(output, str):
+        answer = [Message("assistant", output)]
+    else:
+        calls = {"content": None, "tool_calls": output} if isinstance(output, list) else output
+        answer = read_turns([{"role": "assistant", **mapping(calls, "response.output")}], "response.output")
     asked = row.get("prompt")
     raw = asked.get("raw") if isinstance(asked, dict) else asked
     if not raw:
         raise BadRecord("prompt.raw: the prompt that was sent is missing")
-    named = row.get("namedScores")
-    components = {name: score(number) for name, number in named.items()} if isinstance(named, dict) else {}
+    components = {name: score(number) for name, number in object_or_empty(row.get("namedScores")).items()}
     chosen = row.get("score") if row.get("score") is not None else row["success"]
     provider = row.get("provider")
     model = provider.get("label") or provider.get("id") if isinstance(provider, dict) else provider
     return Parts(
         PROMPTFOO,
         origin,
-        task=None,
         prompt=_prompt(raw, "prompt.raw"),
-        completion=_answer(output),
+        completion=answer,
         reward=read_score(chosen),
         reward_components=filled(components) or None,
         info=small_fields(row, frozenset({"response", "prompt", "score", "namedScores", "provider"})),
@@ -127,18 +120,14 @@ def _promptfoo_row(row: Json, origin: Origin) -> Parts:
     )
 
 
-def _answer(output: Any) -> list[Message]:
-    if isinstance(output, str):
-        return [Message("assistant", output)]
-    turn = {"role": "assistant", "content": None, "tool_calls": output} if isinstance(output, list) else output
-    return read_turns([{"role": "assistant", **mapping(turn, "response.output")}], "response.output")
-
-
 def _take_openai_item(row: Json) -> Iterator[Json]:
     """Yield the record of an output item; its reward is the score of its only grader, or of the named one."""
     sample = mapping(row.get("sample"), "sample")
-    results = [one for one in items(row.get("results", []), "results") if isinstance(one, dict)]
-    components = filled({str(one.get("name", number)): _grade(one) for number, one in enumerate(results)})
+    grades = {}
+    for number, result in enumerate(objects_in(items(row.get("results", []), "results"))):
+        grade = score(result.get("score"))
+        grades[str(result.get("name", number))] = read_score(result.get("passed")) if grade is None else grade
+    components = filled(grades)
     reward = pick_reward(components, None)
     if reward is None and len(components) > 1:
         reward = read_score(row.get("status"))  # "pass" if all graders passed
@@ -150,11 +139,6 @@ def _take_openai_item(row: Json) -> Iterator[Json]:
         "reward_components": components if len(components) > 1 else None,
         "model_version": text_or_none(sample.get("model")),
     }
-
-
-def _grade(result: Json) -> float | None:
-    number = score(result.get("score"))
-    return number if number is not None else read_score(result.get("passed"))
 
 
 def is_openai_log(value: Any) -> bool:

@@ -15,7 +15,7 @@ from pairwright.records.messages import Json
 from pairwright.sources.assemble import Parts
 from pairwright.sources.datasets.openai_chat import CHAT
 from pairwright.sources.datasets.preference_rows import SCORES, preference_of_row
-from pairwright.sources.fields import BadRecord, items, mapping, small_fields, text
+from pairwright.sources.fields import BadRecord, items, mapping, objects_in, small_fields, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.chat_messages import message_from_chat, messages_from_chat
 
@@ -31,11 +31,8 @@ def matches(value: Any) -> bool:
     if not isinstance(value, dict) or not any(isinstance(value.get(key), list) and value[key] for key in _KINDS):
         return False
     turns = value.get("messages", value.get("conversations"))
-    return isinstance(turns, list) and any(
-        isinstance(turn, dict)
-        and any(isinstance(turn.get(key), str) and _MARK.search(turn[key]) for key in ("content", "value"))
-        for turn in turns
-    )
+    texts = [turn.get(key) for turn in objects_in(turns) for key in ("content", "value")]
+    return any(isinstance(content, str) and _MARK.search(content) for content in texts)
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
@@ -63,7 +60,6 @@ def _turn(value: Any, where: str, files: dict[str, list[Any]]) -> Json:
     content = text(turn.get("content", turn.get("value")), where)
     parts: list[Json] = []
     for number, piece in enumerate(_MARK.split(content)):
-        # Even pieces are text, odd ones the kind of a mark.
         if number % 2 == 0:
             parts += [{"type": "text", "text": piece}] if piece else []
         elif not files[piece]:

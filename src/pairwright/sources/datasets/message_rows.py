@@ -4,8 +4,7 @@ Rows with the same conversation id form a conversation, anywhere in the file; JS
 one conversation. The rows of a conversation are sorted by number (`turn`, `position` ...), else by time, else kept in
 file order. Fields equal in all rows (task, model, ...) belong to the conversation; others are in
 `info["message_fields"]`, one object per message. Conversations whose messages have different scores are refused, since
-none is known to be the overall score. If messages name their parent (`parent_id`), every path from the first to a last
-message is an experience, as in the sessions of coding agents.
+none is known to be the overall score. If messages name their parent, every path to a last message is an experience.
 """
 
 import math
@@ -89,7 +88,6 @@ def matches_transcript(value: Any) -> bool:
 
 
 def read(value: Any, origin: Origin, options: Options, name: str = NAME) -> Iterator[Parts | Rejected]:
-    """Yield an experience for each conversation."""
     rows = items(value, "rows")
     if "session" in options.map:
         rows = [turn for number, row in enumerate(rows) for turn in _mapped_rows(row, options.map, number)]
@@ -106,8 +104,7 @@ def read(value: Any, origin: Origin, options: Options, name: str = NAME) -> Iter
     for position, (conversation, numbered) in enumerate(conversations.items()):
         line = None if origin.line is None else numbered[0][0] + 1
         try:
-            members = [row for _, row in numbered]
-            for branch, way in enumerate(_ways(members)):
+            for branch, way in enumerate(_ways([row for _, row in numbered])):
                 # Each branch is a separate run; 256 run numbers are reserved per conversation.
                 place = origin.at(line, position * _MAX_BRANCHES + branch)
                 yield _read_conversation(name, conversation, branch, way, place, options)
@@ -133,11 +130,12 @@ def _read_conversation(
     reward, components = next(iter(rewards.items()), (None, None))
     shared = {key: value for key, value in rows[0].items() if all(row.get(key) == value for row in rows[1:])}
     tools = next((tools for row in rows if (tools := tools_of(row))), [])
-    models = {
-        row[key]: None for row in rows for key in MODELS if _role(row) == "assistant" and identifier(row.get(key))
-    }
+    models = {row[key] for row in rows for key in MODELS if _role(row) == "assistant" and identifier(row.get(key))}
     task = task_of(shared)
-    leftovers = [_leftover(row, shared) for row in rows]
+    leftovers = []
+    for row in rows:
+        known = _read_keys(row) | shared.keys()
+        leftovers.append({key: value for key, value in row.items() if key not in known and value is not None})
     read_keys = _read_keys(shared) | {key for key in TASK_KEYS if shared.get(key) == task}
     info = {
         "session_id": conversation,
@@ -216,17 +214,13 @@ def _in_order(rows: list[Json]) -> list[Json]:
 
 
 def _sorted(known: list[float]) -> list[int]:
-    """Return the positions of values in ascending order.
-
-    Equal values keep file order (a question and its answer within one second), reversed if the newest row is first.
-    """
+    """Return the positions in ascending order; equal values keep file order, reversed if the newest row is first."""
     is_newest_first = known[0] > known[-1] and known == sorted(known, reverse=True)
     numbers = range(len(known) - 1, -1, -1) if is_newest_first else range(len(known))
     return sorted(numbers, key=known.__getitem__)
 
 
 def _numbers(values: list[Any]) -> Iterator[list[float]]:
-    """Yield the values as numbers if all are."""
     known = [number for value in values if (number := score(value)) is not None and not math.isnan(number)]
     if len(known) == len(values):
         yield known
@@ -285,13 +279,8 @@ def _ways(rows: list[Json]) -> list[list[Json]]:
     return ways
 
 
-def _field(row: Json, names: tuple[str, ...]) -> str | None:
-    return _find_key(tuple(row), names)
-
-
 @lru_cache(maxsize=4096)
 def _find_key(keys: tuple[str, ...], names: tuple[str, ...]) -> str | None:
-    """Return the key whose plain name comes first in `names`."""
     return next((key for name in names for key in keys if plain_name(key) == name), None)
 
 
@@ -325,39 +314,29 @@ def _speaker_keys(keys: tuple[str, ...]) -> list[str]:
 
 
 def _read_keys(row: Json) -> set[str]:
-    """Return the keys of a row that are read: conversation, message and tools."""
-    fields = (_speaker(row), _field(row, _TEXTS), _field(row, CONVERSATION_IDS))
+    fields = (_speaker(row), _find_key(tuple(row), _TEXTS), _find_key(tuple(row), CONVERSATION_IDS))
     return {key for key in fields if key is not None} | {"tools", "functions", *_MESSAGE_KEYS}
-
-
-def _leftover(row: Json, shared: Json) -> Json:
-    known = _read_keys(row)
-    return {key: value for key, value in row.items() if key not in known and key not in shared and value is not None}
 
 
 def _is_message(row: Any) -> bool:
     if not isinstance(row, dict) or _role(row) is None or "messages" in row:
         return False
-    key = _field(row, _TEXTS)
+    key = _find_key(tuple(row), _TEXTS)
     return (key is not None and isinstance(row[key], str | list | None)) or any(row.get(key) for key in _JSON_KEYS)
 
 
 def _chat_turn(row: Json, number: int) -> Json:
     """Return a row as a chat message, without fields of the conversation or the log."""
-    role, key = _role(row), _field(row, _TEXTS)
+    role, key = _role(row), _find_key(tuple(row), _TEXTS)
     if role is None:
         said = row.get(_speaker(row) or "")
         raise BadRecord(
             f"message {number}: {said!r:.40} is not a role; assign one with --map 'session=FIELD,roles={{...}}'"
         )
     turn: Json = {"role": role, "content": None if key is None else row[key]}
-    for name in _MESSAGE_KEYS:
-        if row.get(name) not in (None, ""):
-            value = row[name]
-            turn[name] = (
-                decode_json_text(value) if name in _JSON_KEYS else _weight(value) if name in _WEIGHTS else value
-            )
-    return turn
+    turn |= {name: row[name] for name in _MESSAGE_KEYS if row.get(name) not in (None, "")}
+    turn |= {name: decode_json_text(turn[name]) for name in _JSON_KEYS & turn.keys()}
+    return turn | {name: _weight(turn[name]) for name in _WEIGHTS & turn.keys()}
 
 
 def _mapped_rows(row: Any, fields: FieldMap, number: int) -> list[Any]:

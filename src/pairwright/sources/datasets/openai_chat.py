@@ -7,11 +7,8 @@
                                                                fields may also be next to the response
     [message, ...]                                             a conversation without a score
 
-A separate system prompt (`system`, `system_prompt`, `instructions`) becomes the first message of the prompt.
-task = task_id, prompt_id, question_id or instance_id, else a hash of prompt and tools; an `id` identifies the row, not
-its task, and goes to info. run = run, trial, sample_index or attempt. A response with several choices yields one
-experience per choice, all of one task and step.
-Legacy `functions` are converted to tools. Other numbers, texts and small objects go to info.
+A separate system prompt becomes the first message of the prompt. An `id` identifies the row, not its task, and goes to
+info. A response with several choices yields one experience per choice, all of one task and step.
 """
 
 from collections.abc import Iterator
@@ -24,13 +21,9 @@ from pairwright.sources.datasets.row_format import RowFormat, as_row
 from pairwright.sources.datasets.row_names import COMPLETIONS, SYSTEMS, plain_name, singular, system_of
 from pairwright.sources.fields import BadRecord, items, json_value, mapping
 from pairwright.sources.shapes.any_messages import conversation
-from pairwright.sources.shapes.chat_messages import (
-    is_left_out,
-    message_from_chat,
-    read_weight,
-    usual_chat,
-)
-from pairwright.sources.shapes.row_fields import names_in, reward_in, task_key, tools_of
+from pairwright.sources.shapes.chat_messages import is_left_out, message_from_chat, read_weight
+from pairwright.sources.shapes.plain_messages import usual_chat
+from pairwright.sources.shapes.row_fields import SCORE_KEYS, reward_in, task_key, tools_of
 
 _KEPT = ("parallel_tool_calls", "chat_template_kwargs")  # of a request
 # Keys of other formats that use `messages`; a row with one of these is not matched.
@@ -38,6 +31,11 @@ _FOREIGN = (
     "chosen", "rejected", "chosen_messages", "rejected_messages", "traj", "trajectory", "conversations", "eid",
     "trajectory_format", "resolved", "test_result", "samples", "completions", "preferred_output", "generations",
 )  # fmt: skip
+# Names of the field that holds the id of a message's parent.
+PARENTS = (
+    *("parent_message_id", "parent_id", "parent_uuid", "parent", "reply_to", "reply_to_id", "in_reply_to"),
+    *("parentId", "parentUuid", "parentMessageId"),
+)
 
 
 def matches(value: Any) -> bool:
@@ -99,13 +97,6 @@ def read_messages(value: Any, where: str) -> list[Message]:
     return messages
 
 
-# Names of the field that holds the id of a message's parent.
-PARENTS = (
-    *("parent_message_id", "parent_id", "parent_uuid", "parent", "reply_to", "reply_to_id", "in_reply_to"),
-    *("parentId", "parentUuid", "parentMessageId"),
-)
-
-
 def names_parent(message: Any) -> bool:
     """Whether a message names its parent: a list of such messages is a tree, not one conversation."""
     return isinstance(message, dict) and any(isinstance(message.get(key), str | int) for key in PARENTS)
@@ -129,9 +120,9 @@ def _is_answered_beside(row: Json) -> bool:
 
 def _read_of(row: Json) -> frozenset[str]:
     """Return the fields read as task or reward; further tasks and scores stay in info."""
-    names = names_in(row)
-    key, used = task_key(row, names), reward_in(row, names)
-    scores = [name for name in names.scores if isinstance(row[name], dict) or (used is not None and used[0] == name)]
+    key, used = task_key(row), reward_in(row)
+    scores = [name for name in SCORE_KEYS if name in row and isinstance(row[name], dict)]
+    scores += [used[0]] if used is not None and used[0] in SCORE_KEYS else []
     return frozenset(scores if key is None else [*scores, key])
 
 

@@ -1,4 +1,4 @@
-"""Convert user-defined turns to chat messages: transcripts in one text, agent steps, mapped messages.
+"""Turns of user data: recognise them in a value, and convert transcripts, agent steps and mapped messages to chat.
 
     "Customer: ...\\nAgent: ..."                                        a transcript; the labels are speakers
     [{thought, action, action_input, observation}, ...]                  steps of a ReAct agent
@@ -12,22 +12,92 @@ from itertools import pairwise
 from typing import Any
 
 from pairwright.records.messages import Json
-from pairwright.sources.datasets.row_names import plain_name, speaker_role
+from pairwright.sources.datasets.row_names import PROMPTS, SPEAKERS, is_completion_name, plain_name, speaker_role
 from pairwright.sources.field_map import FieldMap, parse_path, value_at_path
-from pairwright.sources.fields import BadRecord, json_text, kind_of, mapping, words
+from pairwright.sources.fields import BadRecord, has, json_text, kind_of, list_or_empty, mapping, words
 from pairwright.sources.shapes.any_messages import decode_json_text
 
 # A label at the start of a line: "Customer:", "[10:02] Agent:", "**Bot**:", "お客様："
 _LABEL = re.compile(r"^[ \t]*(?:\[[^\]\n]{1,30}\][ \t]*)?\**([^\W\d_][^:：\n*]{0,30}?)\**[ \t]*[:：]\**[ \t]*", re.M)
 _LINE_LABEL = re.compile(r"(?:^|\s)([^\W\d_]{1,20}): ")  # the same inside a line
+_MODEL = words("assistant gpt ai model bot chatgpt")
+_ANSWERERS = frozenset(name for name, role in SPEAKERS.items() if role == "assistant")
+_ITEMS = frozenset({"function_call", "function_call_output", "reasoning"})
 _THOUGHTS = ("thought", "thoughts", "reasoning", "rationale", "think")
 _ACTIONS = ("action", "tool", "tool_name", "function", "function_name")
 _INPUTS = ("action_input", "tool_input", "arguments", "args", "action_args", "parameters", "input", "tool_args")
 _RESULTS = ("observation", "observations", "result", "tool_output", "tool_result", "output", "action_output")
-
-
 # Actions that end a run: their input is the answer.
 _ENDS = words("""finish final final_answer answer submit done end respond reply complete stop return finalanswer""")
+
+
+def turns_in(value: Any) -> list[Any] | None:
+    """Return the turns of a value: a list of them, {messages: [...]}, or JSON text of either; None if it has none."""
+    value = decode_json_text(value)
+    if has(value, messages=list):
+        value = value["messages"]
+    return value if is_turns(value) else None
+
+
+def talk_in(value: Any) -> list[Any] | None:
+    """Return the turns of a field named like a conversation, which may also be a transcript."""
+    turns = turns_in(value)
+    return transcript_turns(value, {}) if turns is None and isinstance(value, str) else turns
+
+
+def context_turns(value: Any) -> list[Any] | None:
+    """Return the turns before a prompt: messages, or a transcript with known speakers."""
+    return transcript_turns(value, {}) if is_transcript(value) else turns_in(value)
+
+
+def is_transcript(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and transcript_turns(value, {}) is not None
+    except BadRecord:  # unknown speakers: arbitrary text may look like that
+        return False
+
+
+def is_turns(value: Any) -> bool:
+    """Whether a value is a list of turns: messages of any shape, or pairs of question and answer."""
+    is_filled = isinstance(value, list) and bool(value)
+    return is_filled and (all(map(_is_turn, value)) or all(map(exchange_in, value)) or is_steps(value))
+
+
+def is_steps(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(is_step, value))
+
+
+def exchange_in(item: Any) -> tuple[str, str] | None:
+    """Return a question and its answer: two texts, {input, output}, or {inputs: {...}, outputs: {...}}; else None."""
+    pair = list_or_empty(item)
+    if isinstance(item, dict) and len(item) == 2:
+        first, second = (plain_name(key) for key in item)
+        is_pair = first in PROMPTS and is_completion_name(second)
+        pair = list(item.values()) if is_pair or item.keys() == {"inputs", "outputs"} else []
+    pair = [next(iter(side.values())) if isinstance(side, dict) and len(side) == 1 else side for side in pair]
+    return (pair[0], pair[1]) if len(pair) == 2 and all(isinstance(text, str) for text in pair) else None
+
+
+def _is_turn(item: Any) -> bool:
+    if not has(item):
+        return False
+    if (has(item, role=str) and len(item) > 1) or has(item, "value", **{"from": str}):
+        return True
+    if has(item, type=str) and ("content" in item or "kwargs" in item or item["type"] in _ITEMS):
+        return True
+    # {"human": ..., "assistant": ...} or {"q": ..., "a": ...}: one exchange.
+    return len(item) > 1 and all(plain_name(key) in SPEAKERS and isinstance(text, str) for key, text in item.items())
+
+
+def is_from_model(turn: Any) -> bool:
+    """Whether a turn, or the end of an exchange, was written by the model."""
+    if exchange_in(turn) is not None or is_step(turn):
+        return True
+    speaker = turn.get("role", turn.get("from", turn.get("type")))
+    names = [speaker] if isinstance(speaker, str) else turn
+    # A serialized LangChain message, {lc, type: constructor, id: [..., "AIMessage"]}, has its class in `id`.
+    known = _MODEL if isinstance(speaker, str) else _ANSWERERS
+    return any(plain_name(name) in known or name in ("constructor", "function_call") for name in names)
 
 
 def transcript_turns(text: str, roles: dict[str, str]) -> list[Json] | None:
@@ -38,7 +108,7 @@ def transcript_turns(text: str, roles: dict[str, str]) -> list[Json] | None:
     """
     if "\n" not in text and not roles:
         return _line_turns(text)
-    labels, names = _labels(text)
+    labels, names = labels_of(text)
     if not labels:
         return None
     known = [roles.get(name.lower()) or (None if roles else speaker_role(name)) for name in names]
@@ -61,17 +131,12 @@ def transcript_turns(text: str, roles: dict[str, str]) -> list[Json] | None:
     return _cut(text, marks)
 
 
-def _labels(text: str) -> tuple[list[re.Match[str]], list[str]]:
-    """Return the labels of a text that begins with one, and their names."""
+def labels_of(text: str) -> tuple[list[re.Match[str]], list[str]]:
+    """Return the labels of a transcript, and the names of its possible speakers; nothing for other text."""
     labels = list(_LABEL.finditer(text))
     if not labels or text[: labels[0].start()].strip():
         return [], []
     return labels, [match[1].strip() for match in labels]
-
-
-def labels_of(text: str) -> list[str]:
-    """Return the names of the possible speakers of a transcript; [] for other text."""
-    return _labels(text)[1]
 
 
 def _line_turns(text: str) -> list[Json] | None:
@@ -100,8 +165,8 @@ def is_step(item: Any) -> bool:
     if not isinstance(item, dict) or "role" in item:
         return False
     action = _key(item, _ACTIONS)
-    beside = [_key(item, names) for names in (_THOUGHTS, _INPUTS, _RESULTS)]
-    return action is not None and isinstance(item[action], str) and any(key is not None for key in beside)
+    beside = any(_key(item, names) is not None for names in (_THOUGHTS, _INPUTS, _RESULTS))
+    return action is not None and isinstance(item[action], str) and beside
 
 
 def step_turns(items: list[Json]) -> list[Json]:
@@ -113,7 +178,10 @@ def step_turns(items: list[Json]) -> list[Json]:
         if isinstance(thought, str) and thought:
             said["reasoning_content"] = thought
         if plain_name(action) in _ENDS and result is None:
-            turns.append({**said, "content": _final_text(given)})
+            answer = decode_json_text(given)
+            if isinstance(answer, dict) and len(answer) == 1:
+                (answer,) = answer.values()
+            turns.append({**said, "content": "" if answer is None else json_text(answer)})
             continue
         turns += call_turns(said, action, given, result, f"step_{number}")
     return turns
@@ -121,39 +189,18 @@ def step_turns(items: list[Json]) -> list[Json]:
 
 def call_turns(said: Json, name: Any, arguments: Any, result: Any, call_id: str) -> list[Json]:
     """Return an assistant message with one call, followed by the message of its result, if any."""
-    call = {
-        "id": call_id,
-        "type": "function",
-        "function": {"name": name, "arguments": "{}" if arguments is None else json_text(arguments)},
-    }
-    turn = {**said, "tool_calls": [call]}
+    turn = {**said, "tool_calls": [_chat_call(call_id, name, arguments)]}
     if result is None:
         return [turn]
-    content = result if isinstance(result, str) else json_text(result)
-    return [turn, {"role": "tool", "tool_call_id": call_id, "name": name, "content": content}]
-
-
-def _final_text(value: Any) -> str:
-    value = decode_json_text(value)
-    if isinstance(value, dict) and len(value) == 1:
-        value = next(iter(value.values()))
-    return value if isinstance(value, str) else "" if value is None else json_text(value)
-
-
-def mapped_turns(items: list[Any], fields: FieldMap, where: str) -> list[Json]:
-    """Return messages whose fields the user's map names; unmapped fields have their usual names."""
-    return [
-        turn for number, item in enumerate(items) for turn in mapped_turn(item, fields, f"{where}[{number}]", number)
-    ]
+    return [turn, {"role": "tool", "tool_call_id": call_id, "name": name, "content": json_text(result)}]
 
 
 def mapped_turn(item: Any, fields: FieldMap, where: str, number: int) -> list[Json]:
-    """Return the message of one item, followed by the result of its call if the map names one."""
+    """Return a message with mapped or usual fields, followed by the result of its call if the map names one."""
     row = mapping(item, where)
     named = {target: _mapped(row, fields, target) for target in ("content", "calls", "arguments", "results")}
-    role = (
-        _mapped(row, fields, "role") if "role" in fields else row.get("role", "assistant" if named["calls"] else None)
-    )
+    usual_role = row.get("role", "assistant" if named["calls"] else None)
+    role = _mapped(row, fields, "role") if "role" in fields else usual_role
     content = named["content"] if "content" in fields else row.get("content")
     turn: Json = {"role": _role(role, fields, where), "content": content}
     calls = decode_json_text(named["calls"])
@@ -168,11 +215,7 @@ def mapped_turn(item: Any, fields: FieldMap, where: str, number: int) -> list[Js
     results = decode_json_text(named["results"])
     given = results if isinstance(results, list) and len(results) == len(listed) else [results]
     return [turn] + [
-        {
-            "role": "tool",
-            "tool_call_id": call["id"],
-            "content": result if isinstance(result, str) else json_text(result),
-        }
+        {"role": "tool", "tool_call_id": call["id"], "content": json_text(result)}
         for call, result in zip(turn["tool_calls"], given, strict=False)
         if result is not None
     ]
@@ -184,9 +227,12 @@ def _call(value: Any, call_id: str, where: str) -> Json:
     name = _value(inner, ("name", *_ACTIONS))
     if not isinstance(name, str):
         raise BadRecord(f"{where}: a call without a name among {', '.join(map(str, call))}")
-    arguments = _value(inner, _INPUTS)
+    return _chat_call(str(call.get("id", call_id)), name, _value(inner, _INPUTS))
+
+
+def _chat_call(call_id: str, name: Any, arguments: Any) -> Json:
     text = "{}" if arguments is None else json_text(arguments)
-    return {"id": str(call.get("id", call_id)), "type": "function", "function": {"name": name, "arguments": text}}
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
 
 
 def _role(value: Any, fields: FieldMap, where: str) -> str:

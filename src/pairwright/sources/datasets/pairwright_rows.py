@@ -104,11 +104,9 @@ def _fields_from_json(row: Json, kind: type[Experience | Side], prefix: str) -> 
 def _array_to_json(array: Array) -> Json:
     fields: Json = {"dtype": dtype_name(array), "values": array.tolist()}
     with np.errstate(invalid="ignore"):  # for signalling NaN
-        # Kinds of numpy: b, i, u are booleans and integers, which are always finite.
         is_finite = array.dtype.kind in "biu" or bool(np.isfinite(array).all())
     if not is_finite or (not array.size and array.ndim != 1):
         fields["values"] = msgspec.json.decode(to_json(fields["values"]))
-        # Integers and floats are little-endian in the file on every machine.
         data = array.astype(array.dtype.newbyteorder("<")) if array.dtype.kind in "iuf" else array
         fields["shape"] = list(array.shape)
         fields["bytes"] = base64.b64encode(data.tobytes()).decode()
@@ -119,9 +117,14 @@ def _array_from_json(value: Any, where: str) -> Array:
     """Decode an array from its bytes if present, else from its values."""
     fields = mapping(value, where)
     try:
-        if "bytes" not in fields:
-            return _from_values(fields)
         dtype = dtype_named(fields["dtype"])
+        if "bytes" not in fields:
+            values = fields["values"]
+            # The natural dtype of the values: fractions are refused for integers. An empty list is float by default.
+            kind = np.asarray(values).dtype.kind
+            if kind not in "biuf" or (kind == "f" and dtype.kind in "biu" and values != []):
+                raise ValueError(f"values that are not numbers of {dtype}")
+            return np.array(values, dtype)
         stored = dtype.newbyteorder("<") if dtype.kind in "iuf" else dtype
         array = np.frombuffer(base64.b64decode(fields["bytes"], validate=True), stored)
         return array.astype(dtype).reshape(fields["shape"])
@@ -129,16 +132,6 @@ def _array_from_json(value: Any, where: str) -> Array:
         if isinstance(error, RecordError):
             raise
         raise BadRecord(f"{where}: expected an array as dtype and values: {error}") from None
-
-
-def _from_values(fields: Json) -> Array:
-    values, dtype = fields["values"], dtype_named(fields["dtype"])
-    # The natural dtype of the values: fractions are refused for integers. An empty list is float by default.
-    kind = np.asarray(values).dtype.kind
-    if kind not in "biuf" or (kind == "f" and dtype.kind in "biu" and values != []):
-        raise ValueError(f"values that are not numbers of {dtype}")
-    array: Array = np.array(values, dtype)
-    return array
 
 
 def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:

@@ -18,6 +18,9 @@ from pairwright.sources.shapes.row_fields import task_of, tools_of
 # Turn markers of Anthropic's HH transcripts; the group is the role.
 _TURN = re.compile(r"\n\n(Human|Assistant):")
 _ROLES = {"Human": "user", "Assistant": "assistant"}
+# Keys for the score of a side; the placeholder is "chosen" or "rejected".
+_SCORE_KEYS = ("score_{}", "{}_score", "{}_rating", "{}-rating", "{}_reward", "reward_{}")
+SCORES = frozenset(key.format(side) for key in _SCORE_KEYS for side in ("chosen", "rejected"))
 
 
 def transcript_messages(value: str) -> list[Message] | None:
@@ -49,15 +52,10 @@ def split_sides(chosen: list[Message], rejected: list[Message]) -> tuple[list[Me
 
 
 def _last_answer(messages: list[Message], where: str) -> int:
-    for position in range(len(messages) - 1, -1, -1):
-        if messages[position].is_generated:
-            return position
-    raise BadRecord(f"{where}: no assistant message, so there is no answer")
-
-
-# Keys for the score of a side; the placeholder is "chosen" or "rejected".
-_SCORE_KEYS = ("score_{}", "{}_score", "{}_rating", "{}-rating", "{}_reward", "reward_{}")
-SCORES = frozenset(key.format(side) for key in _SCORE_KEYS for side in ("chosen", "rejected"))
+    generated = [position for position, message in enumerate(messages) if message.is_generated]
+    if not generated:
+        raise BadRecord(f"{where}: no assistant message, so there is no answer")
+    return generated[-1]
 
 
 def prompt_from(value: Any, where: str) -> list[Message]:
@@ -120,11 +118,8 @@ def side_score(row: Json, side: str) -> float | None:
     """Return the score of the chosen or rejected answer, under any of its common names."""
     if SCORES.isdisjoint(row):
         return None
-    for key in _SCORE_KEYS:
-        value = row.get(key.format(side))
-        if value is not None:
-            return score(value)
-    return None
+    values = (row.get(key.format(side)) for key in _SCORE_KEYS)
+    return score(next((value for value in values if value is not None), None))
 
 
 def _messages(value: Any, where: str, role: str) -> list[Message]:

@@ -20,15 +20,11 @@
 
 Scores of the sides are their rewards. Two ranked completions are a preference; more than two, or two of one rank, are
 experiences of one task with reward = 0 - rank, or the `reward` of the completion. `preference` of AlpacaEval is 1 or 2,
-or a number between them for weighted annotators: below 1.5 the first output is better. Ties (0 or 1.5) and failed
-annotations (null) are quarantined.
-
-Each answer of UltraFeedback is an experience of one task. The reward is `overall_score`, else `fine-grained_score`,
-else `score` or `rating`; `--reward` selects another score or the rating of an aspect ("helpfulness"). A system prompt
-of the row or of one answer (`custom_system_prompt`, which UltraFeedback varied between answers) becomes the first
-message of the prompt: answers to different system prompts belong to different tasks.
+or a number between them for weighted annotators: below 1.5 the first output is better. UltraFeedback varied the system
+prompt between the answers of a row: answers to different system prompts belong to different tasks.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,6 +41,7 @@ from pairwright.sources.datasets.row_format import RowFormat
 from pairwright.sources.datasets.row_names import SYSTEMS, system_of
 from pairwright.sources.fields import (
     BadRecord,
+    filled,
     has,
     identifier,
     items,
@@ -115,15 +112,14 @@ CUSTOMIZER = RowFormat(
     matches_named=lambda value: True,
 )
 
-_GUIDE_REWARDS = frozenset({"reward_gap", "chosen_reward", "rejected_reward"})
+_GUIDE_REWARDS = ("reward_gap", "chosen_reward", "rejected_reward")
 
 
 def _is_nemo_rl(value: Any) -> bool:
-    if is_preference_row(value) and value.keys() >= _GUIDE_REWARDS:
+    if is_preference_row(value) and has(value, *_GUIDE_REWARDS):
         return isinstance(value["prompt"], str)
-    if not has(value, context=str | list, completions=list) or not value["completions"]:
-        return False
-    return all(has(item, "rank", "completion") for item in value["completions"])
+    is_ranked = has(value, context=str | list, completions=list) and bool(value["completions"])
+    return is_ranked and all(has(item, "rank", "completion") for item in value["completions"])
 
 
 def _take_nemo_rl(row: Json) -> Iterator[Json]:
@@ -138,23 +134,16 @@ def _take_nemo_rl(row: Json) -> Iterator[Json]:
     ranked: list[tuple[float, Json]] = []
     for where, item in objects(row["completions"], "completions"):
         rank = score(item.get("rank"))
-        # NaN (the only number unequal to itself) cannot be ranked.
-        if rank is None or rank != rank:
+        if rank is None or math.isnan(rank):
             raise BadRecord(f"{where}.rank: expected a number, got {item.get('rank')!r}")
-        reward = score(item.get("reward"))
         answer = answer_from(item.get("completion"), f"{where}.completion")
-        ranked.append((rank, {"completion": answer, "reward": reward, "row": item}))
+        ranked.append((rank, {"completion": answer, "reward": score(item.get("reward")), "row": item}))
     if not ranked:
         raise BadRecord("completions: none")
     if len(ranked) == 2 and ranked[0][0] != ranked[1][0]:
         better, worse = (fields for _, fields in sorted(ranked, key=lambda one: one[0]))
-        yield {
-            **shared,
-            "chosen": better["completion"],
-            "rejected": worse["completion"],
-            "chosen_reward": better["reward"],
-            "rejected_reward": worse["reward"],
-        }
+        rewards = {"chosen_reward": better["reward"], "rejected_reward": worse["reward"]}
+        yield {**shared, **rewards, "chosen": better["completion"], "rejected": worse["completion"]}
         return
     for number, (rank, fields) in enumerate(ranked):
         # 0.0 - rank, since -rank would give -0.0 for the best rank 0.
@@ -188,7 +177,7 @@ def _take_alpaca_eval(row: Json) -> Iterator[Json]:
         yield {"prompt": prompt, "completion": answer, "model_version": text_or_none(row.get("generator"))}
         return
     preference = score(row.get("preference"))
-    if preference is None or preference != preference:
+    if preference is None or math.isnan(preference):
         raise BadRecord("preference: none, so the annotation failed")
     if preference in (0, _TIE):
         raise BadRecord(f"preference: {preference} is a tie")
@@ -219,7 +208,6 @@ _READ_OF_ANSWER = frozenset({"response", "completion", "text", "model", "annotat
 def _is_ultrafeedback(value: Any) -> bool:
     if not isinstance(value, dict) or not any(isinstance(value.get(key), str | list) for key in _PROMPTS):
         return False
-    # Keys of other formats: TRL's stepwise rows, NeMo RL, preferences.
     if any(key in value for key in ("labels", "context", "chosen")):
         return False
     answers = next((value[key] for key in _ANSWERS if isinstance(value.get(key), list)), None)
@@ -243,15 +231,13 @@ def _take_ultrafeedback(row: Json) -> Iterator[Json]:
     for number, item in enumerate(answers):
         where = f"{field}[{number}]"
         answer = item if isinstance(item, dict) else _answer_beside(row, number, text(item, where))
-        response = next(
-            (answer[key] for key in ("response", "completion", "text") if answer.get(key) is not None), None
-        )
+        texts = (answer[key] for key in ("response", "completion", "text") if answer.get(key) is not None)
         components = _components(answer)
         yield {
             "task": identifier(row.get("prompt_hash")) or task_of(row),
             "run": number,
             "prompt": [*(system_of(answer, prompt) or system_of(row, prompt)), *prompt],
-            "completion": answer_from(response, where),
+            "completion": answer_from(next(texts, None), where),
             "tools": (),
             "reward": next((components[key] for key in _SCORES if key in components), None),
             "reward_components": components,
@@ -262,14 +248,11 @@ def _take_ultrafeedback(row: Json) -> Iterator[Json]:
 
 def _components(answer: Json) -> Json:
     """Return all numeric scores of an answer by name, and the rating of each aspect."""
-    components: Json = {key: score(answer.get(key)) for key in _SCORES if score(answer.get(key)) is not None}
+    components = filled({key: score(answer.get(key)) for key in _SCORES})
     for aspect, annotation in object_or_empty(answer.get("annotations")).items():
         # Of several judgements of one aspect, the first is used.
-        if isinstance(annotation, list):
-            annotation = annotation[0] if annotation else None
-        rating = score(annotation.get("Rating", annotation.get("rating"))) if isinstance(annotation, dict) else None
-        if rating is not None:
-            components[aspect] = rating
+        first = object_or_empty(annotation[0] if isinstance(annotation, list) and annotation else annotation)
+        components |= filled({aspect: score(first.get("Rating", first.get("rating")))})
     return components
 
 
@@ -300,7 +283,6 @@ def _take_demonstration(row: Json) -> Iterator[Json]:
         prompt, answer = prompt_from(row["prompt"], "prompt"), answer_from(row["completion"], "completion")
     else:
         raise BadRecord(f"expected the keys prompt and completion, or messages, got {sorted(row)[:10]}")
-    # A demonstration needs a prompt and an answer of the assistant.
     if not (prompt or system_of(row, prompt)) or not answer or not answer[0].is_generated:
         raise BadRecord("expected a prompt and an answer of the assistant after it")
     if not any(message.text.strip() or message.tool_calls for message in answer):
@@ -333,15 +315,15 @@ def _is_xlam(value: Any) -> bool:
 
 
 def _take_xlam(row: Json) -> Iterator[Json]:
-    calls = []
-    for number, (where, call) in enumerate(objects(json_value(row.get("answers"), "answers"), "answers")):
-        arguments = json_text(call.get("arguments", {}))
-        calls.append(ToolCall(text(call.get("name"), f"{where}.name"), arguments, f"call_{number}"))
-    tools = [mapping(tool, "tools") for tool in items(json_value(row.get("tools"), "tools"), "tools")]
+    calls = tuple(
+        ToolCall(text(call.get("name"), f"{where}.name"), json_text(call.get("arguments", {})), f"call_{number}")
+        for number, (where, call) in enumerate(objects(json_value(row.get("answers"), "answers"), "answers"))
+    )
+    tools = [_schema(tool) for _, tool in objects(json_value(row.get("tools"), "tools"), "tools")]
     yield {
         "prompt": [Message("user", text(row.get("query"), "query"))],
-        "completion": [Message("assistant", tool_calls=tuple(calls))],
-        "tools": [_schema(tool) for tool in tools],
+        "completion": [Message("assistant", tool_calls=calls)],
+        "tools": tools,
     }
 
 

@@ -17,6 +17,7 @@ from pairwright.sources.format import Format, Options, Origin
 from pairwright.sources.shapes.row_fields import REWARD_KEYS, TASK_KEYS, reward_of, run_of, task_of, tools_of
 
 MAX_ANSWERS = 128  # per row: each candidate is a separate run
+_OF_ROWS = frozenset({*REWARD_KEYS, *TASK_KEYS, "reward_components", "tools", "functions"})
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,6 @@ class RowFormat:
     is_general: bool = False
 
     def read(self, value: Any, origin: Origin, options: Options) -> Iterator[Parts]:
-        """Yield the records of a row."""
         row = self.begin(value)
         found = list(self.take(row))
         for number, fields in enumerate(found):
@@ -75,9 +75,6 @@ class RowFormat:
             matches_named=self.matches_named,
             is_general=self.is_general,
         )
-
-
-_OF_ROWS = frozenset({*REWARD_KEYS, *TASK_KEYS, "reward_components", "tools", "functions"})
 
 
 def history_format(

@@ -5,20 +5,31 @@ of the record, BadRecord names both and the `--map` that decides; nothing is gue
 """
 
 import re
-from functools import lru_cache
+from collections.abc import Callable, Iterable
+from functools import lru_cache, partial
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from pairwright.records.messages import Json
-from pairwright.sources.datasets.own_turns import is_step, transcript_turns
+from pairwright.sources.datasets.own_turns import (
+    context_turns,
+    exchange_in,
+    is_from_model,
+    is_step,
+    is_steps,
+    is_transcript,
+    is_turns,
+    talk_in,
+    turns_in,
+)
 from pairwright.sources.datasets.row_names import (
     ASKERS,
     CONTEXTS,
     CONVERSATIONS,
     CORRECTED,
     LISTS,
-    PROMPTS,
     RANKS,
     SIDES,
     SIGNED,
@@ -41,23 +52,19 @@ from pairwright.sources.datasets.row_names import (
     singular,
     words_of,
 )
-from pairwright.sources.fields import BadRecord, has, score
+from pairwright.sources.fields import BadRecord, has, score, words
 from pairwright.sources.score_values import read_score
 from pairwright.sources.shapes.any_messages import decode_json_text
 
 _ID = re.compile(r"[\w.+-]*[\d@][\w.@+-]*")  # of a person: u17, ann@example.org
-_MODEL = frozenset(("assistant", "gpt", "ai", "model", "bot", "chatgpt"))
-_MAX_ANSWERS = 128
-_ANSWERERS = frozenset(name for name, role in SPEAKERS.items() if role == "assistant")
+MAX_ANSWERS = 128  # of a row
 # Words that mark a field as an answer: `gpt4_answer`, `response_llama`.
-ANSWER_WORDS = frozenset(("answer", "response", "output", "completion", "reply", "generation", "antwort", "summary"))
+ANSWER_WORDS = words("answer response output completion reply generation antwort summary")
 # Words next to them that are not model names: `model_answer`, `final_response`.
-_NO_MODELS = frozenset(
-    ("model", "final", "generated", "raw", "full", "predicted", "user", "correct", "best", "my", "new")
-)
-PROMPT_BODIES = frozenset(
-    ("text", "full_text", "content", "body", "value", "prompt", "question", "instruction", "query")
-)
+_NO_MODELS = words("model final generated raw full predicted user correct best my new")
+PROMPT_BODIES = words("text full_text content body value prompt question instruction query")
+_LABELS = ("label", "labels", "verdict", "judgment", "judgement")  # of a preference, or of something else
+_CONTENT_PARTS = ("text", "output_text", "image_url", "tool_use", "thinking")
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -67,6 +74,11 @@ class Answer(msgspec.Struct, frozen=True):
     where: str
     scores: Json = {}
     name: str | None = None
+    keys: frozenset[str] = frozenset()  # fields of the row that it was read from, unless these are `where` and `scores`
+
+    @property
+    def used(self) -> set[str]:
+        return set(self.keys or (self.where, *self.scores))
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -87,38 +99,29 @@ def arrange(row: Json) -> Layout:
     """Identify the parts of a row; raise BadRecord if a part is missing or ambiguous."""
     sides = find_sides(row) or find_correction(row)
     if sides is not None:
-        return _with_prompt(row, sides, used=_keys_of(sides), best=0)
+        return replace(_with_prompt(row, sides), best=0)
     columns = find_turn_columns(row)
     if columns:
-        turns = [{"role": _role_of_column(key), "content": row[key]} for key in columns]
-        return Layout(conversation=turns, conversation_key=columns[0], used=frozenset(columns))
-    several = find_numbered(row) or find_named(row)
-    found = find_keyed(row) if several is None else (several, _keys_of(several))
-    if found is not None:
-        answers, used = found
-        best, is_tie, keys = find_preference(row, answers)
-        return _with_prompt(row, answers, used=used | keys, best=best, is_tie=is_tie)
-    answers, used = find_answers(row)
-    if len(answers) > 1:
-        best, keys = find_choice(row, answers)
-        return _with_prompt(row, answers, used=used | keys, best=best)
-    return _with_prompt(row, answers, used=used)
+        turns = [{"role": role, "content": row[key]} for key, role in columns.items()]
+        return Layout(conversation=turns, conversation_key=next(iter(columns)), used=frozenset(columns))
+    several = find_numbered(row) or find_named(row) or find_keyed(row)
+    if several is not None:
+        best, is_tie, keys = find_preference(row, several)
+        return replace(_with_prompt(row, several, keys), best=best, is_tie=is_tie)
+    answers = find_answers(row)
+    best, keys = find_choice(row, answers) if len(answers) > 1 else (None, set())
+    return replace(_with_prompt(row, answers, keys), best=best)
 
 
-def _keys_of(answers: tuple[Answer, ...]) -> set[str]:
-    return {key for answer in answers for key in (answer.where, *answer.scores)}
-
-
-def _with_prompt(
-    row: Json, answers: tuple[Answer, ...], *, used: set[str], best: int | None = None, is_tie: bool = False
-) -> Layout:
-    """Add the prompt to the answers; the answers may be conversations that begin with the prompt."""
+def _with_prompt(row: Json, answers: tuple[Answer, ...], keys: Iterable[str] = ()) -> Layout:
+    """Add the prompt to the answers, which may be conversations that begin with it; `keys` name the preference."""
+    used = {*keys, *(key for answer in answers for key in answer.used)}
     key, prompt, context_key = find_prompt(row, used)
     talk_key = find_conversation(row, used)
     # A transcript under any name. A context that does not contain the question holds the turns before the question.
     is_history = key is not None and context_key is not None and _text_of(prompt) not in _text_of(row[context_key])
     if talk_key is None and not answers and not is_history:
-        talk_key = next((name for name, value in row.items() if name not in used and _is_transcript(value)), None)
+        talk_key = next((name for name, value in row.items() if name not in used and is_transcript(value)), None)
     whole = bool(answers) and all(turns_in(answer.value) for answer in answers)
     if talk_key is not None and not answers:
         turns = talk_in(row[talk_key]) or decode_json_text(row[talk_key])
@@ -143,7 +146,7 @@ def _with_prompt(
         else:
             key, prompt = talk_key, turns
     if context_key is not None:
-        context = _context_turns(row[context_key])
+        context = context_turns(row[context_key])
         if key is None:
             key, prompt, context = context_key, row[context_key], None
     if key is None and not whole:
@@ -156,8 +159,6 @@ def _with_prompt(
         prompt_key=key or "",
         context=context,
         answers=answers,
-        best=best,
-        is_tie=is_tie,
         used=frozenset(used | names),
     )
 
@@ -175,11 +176,8 @@ def find_prompt(row: Json, used: set[str]) -> tuple[str | None, Any, str | None]
     keys = [key for key in ranks if ranks[key] == min(ranks.values())]
     if len(keys) > 1:  # `user` beside a question may be an id
         keys = [key for key in keys if plain_name(key) not in ASKERS or not _ID.fullmatch(str(row[key]))]
-    context = next(
-        (key for key in row if plain_name(key) in CONTEXTS and key not in used and _is_filled(row[key])), None
-    )
+    context = next((key for key in filled if plain_name(key) in CONTEXTS), None)
     names = {plain_name(key): key for key in keys}
-    # Alpaca: an instruction and its input.
     if names.keys() >= {"instruction", "input"} and all(isinstance(row[key], str) for key in keys):
         joined = f"{row[names['instruction']]}\n{row[names['input']]}"
         rest = [key for key in keys if plain_name(key) not in ("instruction", "input") and row[key] not in joined]
@@ -188,7 +186,7 @@ def find_prompt(row: Json, used: set[str]) -> tuple[str | None, Any, str | None]
     key = _outermost(row, keys, "prompt") if keys else None
     if key is None or context is None:
         return key, None if key is None else row[key], context
-    if _context_turns(row[context]) is None:
+    if context_turns(row[context]) is None:
         if _text_of(row[context]) in _text_of(row[key]):
             context = None
         else:
@@ -210,7 +208,6 @@ def _outermost(row: Json, keys: list[str], part: str) -> str:
 
 
 def find_conversation(row: Json, used: set[str]) -> str | None:
-    """Return the key of a conversation, or None."""
     keys = [key for key in row if plain_name(key) in CONVERSATIONS and key not in used]
     keys = [key for key in keys if talk_in(row[key]) is not None]
     keys = keys or [key for key in row if plain_name(key) in STEPS and is_steps(decode_json_text(row[key]))]
@@ -223,7 +220,6 @@ def _has_side(key: str) -> bool:
 
 
 def find_sides(row: Json) -> tuple[Answer, ...] | None:
-    """Return the chosen and the rejected answer of a row under any of their names, or None."""
     if not any(map(_has_side, row)):
         return None
     for chosen, rejected in SIDES:
@@ -236,7 +232,7 @@ def find_sides(row: Json) -> tuple[Answer, ...] | None:
             others = [other for other in others if other != key]
             if others:
                 return tuple(
-                    Answer(row[name], name, _scores_beside(row, lambda other, side=side: side_of(other, side)))
+                    Answer(row[name], name, _scores_beside(row, partial(side_of, side=side)))
                     for name, side in ((key, chosen), (others[0], rejected))
                 )
     return None
@@ -244,48 +240,34 @@ def find_sides(row: Json) -> tuple[Answer, ...] | None:
 
 def find_correction(row: Json) -> tuple[Answer, ...] | None:
     """Return a corrected answer and the answer that it corrects, or None; a preference or score in the row decides."""
-    corrected = [key for key in _corrected_names(tuple(row)) if isinstance(row[key], str)]
+    corrected = [key for key in row if not CORRECTED.isdisjoint(words_of(key)) and isinstance(row[key], str)]
     if not corrected or _preference_key(row) is not None:
         return None
     if any(is_score_name(name) and read_score(value) is not None for name, value in row.items()):
         return None
     for key in corrected:
         noun = "_".join(word for word in words_of(key) if word not in CORRECTED)
-        answers, _ = find_answers({name: value for name, value in row.items() if name != key})
+        answers = find_answers({name: value for name, value in row.items() if name != key})
         if is_completion_name(noun) and len(answers) == 1 and isinstance(answers[0].value, str):
             texts = [text.strip() for text in (row[key], answers[0].value)]
             if all(texts) and texts[0] != texts[1]:
-                return Answer(row[key], key), answers[0]
+                return Answer(row[key], key), replace(answers[0], keys=frozenset())  # a list of one stays in info
     return None
 
 
-@lru_cache(maxsize=1024)
-def _corrected_names(keys: tuple[str, ...]) -> list[str]:
-    return [key for key in keys if not CORRECTED.isdisjoint(words_of(key))]
-
-
-def find_turn_columns(row: Json) -> list[str]:
-    """Return columns with one turn each, `user_1, bot_1, user_2, bot_2`, in order; [] if the row has none."""
-    turns = [one for one in _turn_columns(tuple(row)) if isinstance(row[one[2]], str)]
+def find_turn_columns(row: Json) -> dict[str, str]:
+    """Return the roles of columns that hold a turn each, `user_1, bot message 1, user_2`, in order; {} without any."""
+    turns: list[tuple[int, str, str]] = []
+    for key, value in row.items():
+        split = index_of(key)
+        if split is not None and isinstance(value, str) and not is_lettered(key):
+            roles = {SPEAKERS[word] for word in split[0].split("_") if word in SPEAKERS}
+            turns += [(split[1], roles.pop(), key)] if len(roles) == 1 else []
+    turns.sort(key=lambda turn: turn[0])
     asked, said = ([number for number, role, _ in turns if role == wanted] for wanted in ("user", "assistant"))
     if len(asked) < 2 or turns[0][1] != "user" or said not in (asked, asked[:-1]) or len(set(asked)) < len(asked):
-        return []
-    return [key for *_, key in turns] if len(turns) == len(asked) + len(said) else []
-
-
-@lru_cache(maxsize=1024)
-def _turn_columns(keys: tuple[str, ...]) -> list[tuple[int, str, str]]:
-    """Return (number, role, key) of the columns that are named after a speaker, by number; a question comes first."""
-    numbered = [(split[1], key) for key in keys if (split := index_of(key)) is not None and not is_lettered(key)]
-    turns = [(number, role, key) for number, key in numbered if (role := _role_of_column(key)) is not None]
-    return sorted(turns, key=lambda turn: turn[0])
-
-
-def _role_of_column(key: str) -> str | None:
-    """Return the role of the speaker whom a column is named after: `user_1`, `bot message 2`."""
-    split = index_of(key)
-    roles = {SPEAKERS[word] for word in split[0].split("_") if word in SPEAKERS} if split is not None else set()
-    return roles.pop() if len(roles) == 1 else None
+        return {}
+    return {key: role for _, role, key in turns} if len(turns) == len(asked) + len(said) else {}
 
 
 def find_numbered(row: Json) -> tuple[Answer, ...] | None:
@@ -306,31 +288,18 @@ def find_numbered(row: Json) -> tuple[Answer, ...] | None:
     if sorted(keys) not in (list(range(len(keys))), list(range(1, len(keys) + 1))):
         raise BadRecord(f"{', '.join(keys.values())}: numbers are missing between them")
 
-    def scores_of(number: int) -> Json:
-        def rest_of(other: str) -> str | None:
-            split = index_of(other)
-            return split[0] if split is not None and split[1] == number and other not in keys.values() else None
+    def rest_of(other: str, number: int) -> str | None:
+        split = index_of(other)
+        return split[0] if split is not None and split[1] == number and other not in keys.values() else None
 
-        return _scores_beside(row, rest_of)
-
-    order = _written_order(row, list(keys))
-    return tuple(
-        Answer(
-            row[keys[number]], keys[number], {**scores_of(number), **({order[0]: order[1][number]} if order else {})}
-        )
-        for number in sorted(keys)
-    )
-
-
-def _written_order(row: Json, numbers: list[int]) -> tuple[str, dict[int, int]] | None:
-    """Return the key of a ranking such as "B > A > C", and the rank of each answer."""
-    for key, value in row.items():
-        if plain_name(key) in RANKS and isinstance(value, str):
-            splits = [index_of(f"answer_{name.strip()}") for name in value.split(">")]
-            places = {split[1]: rank for rank, split in enumerate(splits, start=1) if split is not None}
-            if len(splits) == len(numbers) and places.keys() == set(numbers):
-                return key, places
-    return None
+    scores = {number: _scores_beside(row, partial(rest_of, number=number)) for number in sorted(keys)}
+    for key in [key for key in row if plain_name(key) in RANKS and isinstance(row[key], str)]:
+        splits = [index_of(f"answer_{name.strip()}") for name in row[key].split(">")]  # "B > A > C"
+        places = {split[1]: rank for rank, split in enumerate(splits, start=1) if split is not None}
+        if len(splits) == len(keys) and places.keys() == keys.keys():
+            scores = {number: {**found, key: places[number]} for number, found in scores.items()}
+            break
+    return tuple(Answer(row[keys[number]], keys[number], found) for number, found in scores.items())
 
 
 def find_named(row: Json) -> tuple[Answer, ...] | None:
@@ -348,7 +317,7 @@ def find_named(row: Json) -> tuple[Answer, ...] | None:
                 by_word.setdefault(word, {})[name] = key
     for keys in by_word.values():
         answers = tuple(
-            Answer(row[key], key, _scores_beside(row, lambda other, name=name: _without_words(other, name)), name)
+            Answer(row[key], key, _scores_beside(row, partial(_without_words, name=name)), name)
             for name, key in keys.items()
         )
         has_scores = all(any(read_score(value) is not None for value in answer.scores.values()) for answer in answers)
@@ -363,7 +332,7 @@ def _without_words(key: str, name: str) -> str | None:
     return "_".join(word for word in words if word not in named) if set(named) < set(words) else None
 
 
-def find_keyed(row: Json) -> tuple[tuple[Answer, ...], set[str]] | None:
+def find_keyed(row: Json) -> tuple[Answer, ...] | None:
     """Return the answers in an object, {model_x: text, model_y: text}, with scores from parallel objects."""
     for key, value in row.items():
         name = plain_name(key)
@@ -379,16 +348,16 @@ def find_keyed(row: Json) -> tuple[tuple[Answer, ...], set[str]] | None:
         # Without scores or a preference, "answers" may be the options of a question.
         if singular(name) in WEAK_COMPLETIONS and not beside and _preference_key(row) is None:
             continue
-        answers = tuple(
-            Answer(text, f"{key}.{who}", {other: column[who] for other, column in beside.items()}, who)
+        used = frozenset((key, *beside))
+        return tuple(
+            Answer(text, f"{key}.{who}", {other: column[who] for other, column in beside.items()}, who, used)
             for who, text in value.items()
         )
-        return answers, {key, *beside}
     return None
 
 
-def find_answers(row: Json) -> tuple[tuple[Answer, ...], set[str]]:
-    """Return the answers under one name (a value, or a list of candidates), and the used keys."""
+def find_answers(row: Json) -> tuple[Answer, ...]:
+    """Return the answers under one name: a value, or a list of candidates."""
     listed = [key for key in row if _is_list_name(plain_name(key)) and _is_candidates(row[key])]
     # "answers" may be references: they are candidates only if each has a score or a rank.
     weak_lists = [key for key in listed if singular(plain_name(key)) in WEAK_COMPLETIONS]
@@ -396,7 +365,6 @@ def find_answers(row: Json) -> tuple[tuple[Answer, ...], set[str]]:
     ranks = {key: rank for key in row if (rank := answer_rank(plain_name(key))) is not None and _is_answer(row[key])}
     strong, qualified, weak = ([key for key in ranks if ranks[key] == rank] for rank in range(3))
     strong = strong or qualified
-    # Likewise, a list under "solution" holds candidates only if each has a score or a rank.
     weak = [key for key in weak if isinstance(row[key], str) or not _is_candidates(row[key]) or _has_scores(row, key)]
     # Next to several candidates, a single answer is the reference or one of them.
     for keys in ([key for key in listed if key not in weak_lists], strong, scored, weak):
@@ -406,26 +374,23 @@ def find_answers(row: Json) -> tuple[tuple[Answer, ...], set[str]]:
         if keys is strong or keys is weak:
             # Text that happens to be a JSON list is one answer, not several.
             is_list = _is_candidates(row[key]) and not isinstance(row[key], str)
-            return _listed_answers(row, key, row[key]) if is_list else ((Answer(row[key], key),), {key})
+            return _listed_answers(row, key, row[key]) if is_list else (Answer(row[key], key),)
         return _listed_answers(row, key, decode_json_text(row[key]))
-    return (), set()
+    return ()
 
 
 def _has_scores(row: Json, key: str) -> bool:
     """Whether each item of a list has a score or a rank, in the item or in a parallel list."""
-    answers, used = _listed_answers(row, key, decode_json_text(row[key]))
-    if len(used) > 1:
-        return True
-    names = [answer.value for answer in answers if isinstance(answer.value, dict)]
-    return len(names) == len(answers) and all(
-        any(is_score_name(name) or name == "rank" for name in item) for item in names
+    return all(
+        answer.scores or (has(answer.value) and any(is_score_name(name) or name == "rank" for name in answer.value))
+        for answer in _listed_answers(row, key, decode_json_text(row[key]))
     )
 
 
-def _listed_answers(row: Json, key: str, value: list[Any]) -> tuple[tuple[Answer, ...], set[str]]:
+def _listed_answers(row: Json, key: str, value: list[Any]) -> tuple[Answer, ...]:
     """Return the answers of a list, with their scores from parallel lists."""
-    if len(value) > _MAX_ANSWERS:
-        raise BadRecord(f"{key}: {len(value)} candidates; the limit is {_MAX_ANSWERS}")
+    if len(value) > MAX_ANSWERS:
+        raise BadRecord(f"{key}: {len(value)} candidates; the limit is {MAX_ANSWERS}")
     beside = {
         other: decode_json_text(column)
         for other, column in row.items()
@@ -435,17 +400,19 @@ def _listed_answers(row: Json, key: str, value: list[Any]) -> tuple[tuple[Answer
     beside = {
         other: column
         for other, column in beside.items()
-        if isinstance(column, list) and len(column) == len(value) and all(_is_plain(item) for item in column)
+        if isinstance(column, list)
+        and len(column) == len(value)
+        and all(item is None or isinstance(item, str | int | float) for item in column)
     }
     names = {other: "_".join(map(singular, words_of(other))) for other in beside}
-    answers = tuple(
-        Answer(item, f"{key}[{number}]", {names[other]: column[number] for other, column in beside.items()})
-        for number, item in enumerate(value)
+    used = frozenset((key, *beside))
+    return tuple(
+        Answer(item, f"{key}[{n}]", {names[other]: column[n] for other, column in beside.items()}, keys=used)
+        for n, item in enumerate(value)
     )
-    return answers, {key, *beside}
 
 
-def _scores_beside(row: Json, rest_of: Any) -> Json:
+def _scores_beside(row: Json, rest_of: Callable[[str], str | None]) -> Json:
     """Return the scores of one answer: fields named with its side or number and a word for scores."""
     scores: Json = {}
     for key, value in row.items():
@@ -462,9 +429,14 @@ def _scores_beside(row: Json, rest_of: Any) -> Json:
 
 def find_preference(row: Json, answers: tuple[Answer, ...]) -> tuple[int | None, bool, set[str]]:
     """Return the index of the preferred numbered answer, whether there is a tie, and the keys that were used."""
-    hot = _one_hot(row, len(answers))
-    if hot is not None:
-        return hot
+    # winner_model_a, winner_model_b, winner_tie: one of them is 1.
+    marks = {key: index_of(key) for key in row if "winner" in words_of(key) and score(row[key]) is not None}
+    columns = {split[1]: key for key, split in marks.items() if split is not None}
+    if len(columns) == len(answers) == 2:
+        wins = [number for number in sorted(columns) if score(row[columns[number]]) == 1]
+        if len(wins) > 1:
+            raise BadRecord(f"{', '.join(columns.values())}: more than one winner")
+        return (wins[0] if wins else None), not wins, set(columns.values())
     key = _preference_key(row)
     if key is None:
         return None, False, set()
@@ -473,13 +445,9 @@ def find_preference(row: Json, answers: tuple[Answer, ...]) -> tuple[int | None,
 
 
 def _preference_key(row: Json) -> str | None:
-    """Return the key of the preference between the answers, or None."""
     keys = [key for key in row if is_preference_name(plain_name(key)) and row[key] is not None]
     # The id of the better response takes precedence over a label.
     return min(keys, key=lambda key: plain_name(key) in _LABELS) if keys else None
-
-
-_LABELS = ("label", "labels", "verdict", "judgment", "judgement")
 
 
 def find_choice(row: Json, answers: tuple[Answer, ...]) -> tuple[int | None, set[str]]:
@@ -496,18 +464,6 @@ def find_choice(row: Json, answers: tuple[Answer, ...]) -> tuple[int | None, set
     if len(matches) != 1:
         raise BadRecord(f"{key} {value!r:.40} does not name the preferred answer; choose with --map reward=FIELD")
     return matches[0], {key}
-
-
-def _one_hot(row: Json, num_answers: int) -> tuple[int | None, bool, set[str]] | None:
-    """Read winner_model_a, winner_model_b, winner_tie: one of them is 1."""
-    marks = {key: index_of(key) for key in row if "winner" in words_of(key) and score(row[key]) is not None}
-    columns = {split[1]: key for key, split in marks.items() if split is not None}
-    if len(columns) != num_answers or num_answers != 2:
-        return None
-    wins = [number for number in sorted(columns) if score(row[columns[number]]) == 1]
-    if len(wins) > 1:
-        raise BadRecord(f"{', '.join(columns.values())}: more than one winner")
-    return (wins[0] if wins else None), not wins, set(columns.values())
 
 
 def read_preference(value: Any, key: str, answers: tuple[Answer, ...]) -> int | None:
@@ -556,88 +512,10 @@ def _named_preference(value: str, key: str, answers: tuple[Answer, ...], way_out
     return matches[0]
 
 
-def turns_in(value: Any) -> list[Any] | None:
-    """Return the turns of a value: a list of them, {messages: [...]}, or JSON text of either; None if it has none."""
-    value = decode_json_text(value)
-    if has(value, messages=list):
-        value = value["messages"]
-    return value if is_turns(value) else None
-
-
-def talk_in(value: Any) -> list[Any] | None:
-    """Return the turns of a field named like a conversation, which may also be a transcript."""
-    turns = turns_in(value)
-    return transcript_turns(value, {}) if turns is None and isinstance(value, str) else turns
-
-
-def _context_turns(value: Any) -> list[Any] | None:
-    """Return the turns before a prompt: messages, or a transcript with known speakers."""
-    return transcript_turns(value, {}) if _is_transcript(value) else turns_in(value)
-
-
-def _is_transcript(value: Any) -> bool:
-    try:
-        return isinstance(value, str) and transcript_turns(value, {}) is not None
-    except BadRecord:  # unknown speakers: arbitrary text may look like that
-        return False
-
-
-def is_turns(value: Any) -> bool:
-    """Whether a value is a list of turns: messages of any shape, or pairs of question and answer."""
-    if not isinstance(value, list) or not value:
-        return False
-    return all(map(_is_turn, value)) or all(exchange_in(item) for item in value) or is_steps(value)
-
-
-def is_steps(value: Any) -> bool:
-    """Whether a value is a list of an agent's steps."""
-    return isinstance(value, list) and bool(value) and all(map(is_step, value))
-
-
-def exchange_in(item: Any) -> tuple[str, str] | None:
-    """Return a question and its answer: two texts, {input, output}, or {inputs: {...}, outputs: {...}}; else None."""
-    pair: list[Any] = item if isinstance(item, list) else []
-    if isinstance(item, dict) and len(item) == 2:
-        first, second = (plain_name(key) for key in item)
-        is_pair = first in PROMPTS and is_completion_name(second)
-        pair = list(item.values()) if is_pair or item.keys() == {"inputs", "outputs"} else []
-    pair = [next(iter(side.values())) if isinstance(side, dict) and len(side) == 1 else side for side in pair]
-    return (pair[0], pair[1]) if len(pair) == 2 and all(isinstance(text, str) for text in pair) else None
-
-
-def _is_turn(item: Any) -> bool:
-    if not has(item):
-        return False
-    if (has(item, role=str) and len(item) > 1) or has(item, "value", **{"from": str}):
-        return True
-    if has(item, type=str) and ("content" in item or "kwargs" in item or item["type"] in _ITEMS):
-        return True
-    # {"human": ..., "assistant": ...} or {"q": ..., "a": ...}: one exchange.
-    return len(item) > 1 and all(plain_name(key) in SPEAKERS and isinstance(text, str) for key, text in item.items())
-
-
-_CONTENT_PARTS = ("text", "output_text", "image_url", "tool_use", "thinking")
-_ITEMS = frozenset({"function_call", "function_call_output", "reasoning"})
-
-
-def is_from_model(turn: Any) -> bool:
-    """Whether a turn, or the end of an exchange, was written by the model."""
-    if exchange_in(turn) is not None or is_step(turn):
-        return True
-    speaker = turn.get("role", turn.get("from", turn.get("type")))
-    names = [speaker] if isinstance(speaker, str) else turn
-    # A serialized LangChain message, {lc, type: constructor, id: [..., "AIMessage"]}, has its class in `id`.
-    known = _MODEL if isinstance(speaker, str) else _ANSWERERS
-    return any(plain_name(name) in known or name in ("constructor", "function_call") for name in names)
-
-
 def _is_answer(value: Any) -> bool:
     """Whether a value can be one or several answers: text, a number, messages or candidates."""
-    if isinstance(value, str):
-        return True
-    if isinstance(value, bool) or value is None:
-        return False
-    return isinstance(value, int | float) or (isinstance(value, list | dict) and bool(value))
+    is_plain = isinstance(value, str | int | float) and not isinstance(value, bool)
+    return is_plain or (isinstance(value, list | dict) and bool(value))
 
 
 def _is_candidates(value: Any) -> bool:
@@ -672,10 +550,6 @@ def _can_be_prompt(value: Any) -> bool:
         isinstance(part, list) or (isinstance(part, str) and plain_name(key) in PROMPT_BODIES)
         for key, part in value.items()
     )
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, str | int | float)
 
 
 def _text_of(value: Any) -> str:

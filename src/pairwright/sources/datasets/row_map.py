@@ -3,7 +3,7 @@
 from typing import Any
 
 from pairwright.records.messages import Json
-from pairwright.sources.datasets.own_turns import is_step, mapped_turns, transcript_turns
+from pairwright.sources.datasets.own_turns import is_step, mapped_turn, transcript_turns
 from pairwright.sources.datasets.row_layout import is_answer_name
 from pairwright.sources.datasets.row_names import (
     CONTEXTS,
@@ -14,8 +14,8 @@ from pairwright.sources.datasets.row_names import (
     plain_name,
     words_of,
 )
-from pairwright.sources.field_map import NO_MAP, REQUIRED, FieldMap, parse_map, remove_paths
-from pairwright.sources.fields import BadRecord, index, items
+from pairwright.sources.field_map import REQUIRED, FieldMap, parse_map, remove_paths
+from pairwright.sources.fields import BadRecord, has, index, items
 from pairwright.sources.shapes.any_messages import decode_json_text
 from pairwright.sources.shapes.row_fields import REWARD_KEYS, TASK_KEYS
 
@@ -26,21 +26,16 @@ _TARGETS = (
 )
 _USUAL_NAMES = {"chosen_reward": "score_chosen", "rejected_reward": "score_rejected", "task": "task_id"}
 
-# Public datasets whose names usually mean something else: (fields that identify the dataset, its map)
-_KNOWN_MAPS = (
-    (
-        frozenset({"info", "summaries", "choice"}),  # OpenAI's summarize_from_feedback
-        parse_map("prompt=info.post+info.article,completion=summaries[].text,best=choice,task=info.id"),
-    ),
-)
+# The names of OpenAI's summarize_from_feedback usually mean something else.
+_SUMMARIES = parse_map("prompt=info.post+info.article,completion=summaries[].text,best=choice,task=info.id")
 
 
 def apply_map(row: Json, fields: FieldMap) -> tuple[Json, Json]:
     """Return a row with the mapped fields under their usual names, and the rest of the row."""
     if not fields.names_fields:
-        fields = next((known for names, known in _KNOWN_MAPS if names <= row.keys()), NO_MAP)
-    if not fields:
-        return row, row
+        if not has(row, "info", "summaries", "choice"):
+            return row, row
+        fields = _SUMMARIES
     rest = remove_paths(row, fields.paths())
     renamed: Json = {key: value for key, value in rest.items() if not _is_replaced(key, fields)}
     for target in _TARGETS:
@@ -59,7 +54,6 @@ def apply_map(row: Json, fields: FieldMap) -> tuple[Json, Json]:
         renamed["messages"] = _mapped_messages(renamed["messages"], fields)
     if "best" in fields:
         renamed["best_index"] = _mapped_best(fields.value(row, "best"), fields, renamed)
-    # Messages next to a completion are the prompt.
     if "messages" in fields and ("completion" in fields or "chosen" in fields) and "prompt" not in fields:
         renamed["prompt"] = renamed.pop("messages")
     return renamed, rest
@@ -76,7 +70,7 @@ def _mapped_messages(value: Any, fields: FieldMap) -> Any:
     listed = items(value, where)
     if all(map(is_step, listed)) and "content" not in fields and "calls" not in fields:
         return listed
-    return mapped_turns(listed, fields, where)
+    return [turn for n, item in enumerate(listed) for turn in mapped_turn(item, fields, f"{where}[{n}]", n)]
 
 
 def _mapped_best(value: Any, fields: FieldMap, row: Json) -> int:

@@ -9,12 +9,16 @@ from functools import lru_cache
 from typing import Any
 
 from pairwright.records.messages import Json, Message
-from pairwright.sources.fields import BadRecord, kind_of
+from pairwright.sources.fields import BadRecord, has, kind_of
 from pairwright.sources.score_values import without_accents
 
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(without_accents(text).split())
+
+
+def _pairs(text: str) -> list[tuple[str, str]]:
+    return [(one, other) for one, _, other in (pair.partition("/") for pair in text.split())]
 
 
 # The prompt. If a row has several of these, one must contain the others, or the row is refused.
@@ -76,30 +80,13 @@ SYSTEMS = (
 TOOLS = ("tool_definitions", "available_tools", "tool_schemas")  # besides `tools` and `functions`
 _SYSTEMS = frozenset(SYSTEMS)
 # Objects of a row that may hold its system prompt.
-_SETTINGS = frozenset(
-    ("metadata", "meta", "config", "settings", "parameters", "params", "generation_config", "model_config")
-)
+_SETTINGS = _names("metadata meta config settings parameters params generation_config model_config")
 MODELS = ("model", "model_name", "generator", "model_id", "policy", "engine")
 # (better, worse) answer; each name may be combined with one of _ANSWER_WORDS: chosen_response.
-SIDES = (
-    ("chosen", "rejected"),
-    ("preferred", "rejected"),
-    ("accepted", "rejected"),
-    ("preferred", "dispreferred"),
-    ("preferred", "non_preferred"),
-    ("winner", "loser"),
-    ("winning", "losing"),
-    ("win", "lose"),
-    ("better", "worse"),
-    ("best", "worst"),
-    ("good", "bad"),
-    ("positive", "negative"),
-    ("pos", "neg"),
-    ("y_w", "y_l"),
-    ("yw", "yl"),
-    ("accept", "reject"),
-    ("correct", "incorrect"),
-    ("j", "k"),
+SIDES = _pairs(
+    """chosen/rejected preferred/rejected accepted/rejected preferred/dispreferred preferred/non_preferred winner/loser
+    winning/losing win/lose better/worse best/worst good/bad positive/negative pos/neg y_w/y_l yw/yl accept/reject
+    correct/incorrect j/k"""
 )
 _ANSWER_WORDS = _names(
     """response answer completion output text message messages conversation conversations reply generation solution
@@ -183,7 +170,7 @@ _LINKED = re.compile(
     "(ユーザー|お客様|顧客|モデル|用户|客户|模型|人工|参考|标准|고객|사용자|모델|(?=[の的]))[の的]?(?=.)"
 )
 _TITLE = re.compile(r"[(（\[]([^()（）\[\]]+)[)）\]]\s*$")  # "Maria (Agent)"
-_INDEXES = ("a", "b", "c", "d", "e", "f", "g", "h")
+_INDEXES = tuple("abcdefgh")
 _MAX_INDEX = 64
 
 
@@ -324,7 +311,6 @@ def index_of(name: str) -> tuple[str, int] | None:
 
 
 def is_lettered(name: str) -> bool:
-    """Whether the index of a numbered name is a letter."""
     return any(word in _INDEXES for word in words_of(name))
 
 
@@ -357,22 +343,15 @@ def system_of(row: Json, messages: list[Message]) -> list[Message]:
         nested = [part for name, part in row.items() if name in _SETTINGS and isinstance(part, dict)]
         named = [{key: inner[key] for key in SYSTEMS if key in inner and key != "instructions"} for inner in nested]
         return next((found for inner in named if (found := system_of(inner, messages))), [])
-    for key in SYSTEMS:
-        value = row.get(key)
-        if value is None or value in ("", []):
-            continue
-        value = _system_text(value, key)
-        is_repeated = any(message.role in ("system", "developer") and value in message.text for message in messages)
-        return [] if is_repeated else [Message("system", value)]
-    return []
-
-
-def _system_text(value: Any, where: str) -> str:
-    """Return a system prompt: text, text blocks, or a content of Google's API ({role, parts[{text}]})."""
-    if isinstance(value, dict):
+    key = next((key for key in SYSTEMS if row.get(key) not in (None, "", [])), None)
+    if key is None:
+        return []
+    value = row[key]
+    if isinstance(value, dict):  # a content of Google's API, {role, parts[{text}]}, or one block
         value = value.get("parts", value.get("content", [value]))
-    if isinstance(value, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in value):
+    if isinstance(value, list) and all(has(part, text=str) for part in value):
         value = "\n\n".join(part["text"] for part in value)
     if not isinstance(value, str):
-        raise BadRecord(f"{where}: expected text, got {kind_of(value)}")
-    return value
+        raise BadRecord(f"{key}: expected text, got {kind_of(value)}")
+    is_repeated = any(message.role in ("system", "developer") and value in message.text for message in messages)
+    return [] if is_repeated else [Message("system", value)]

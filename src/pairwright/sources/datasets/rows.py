@@ -19,18 +19,9 @@ from pairwright.errors import RecordError
 from pairwright.records.messages import TEXT, Json, Message
 from pairwright.sources.assemble import Parts, split_at_first_answer
 from pairwright.sources.datasets.openai_chat import read_messages
-from pairwright.sources.datasets.own_turns import is_step, step_turns
+from pairwright.sources.datasets.own_turns import exchange_in, is_from_model, is_step, step_turns, turns_in
 from pairwright.sources.datasets.preference_rows import conversations_from, transcript_messages
-from pairwright.sources.datasets.row_layout import (
-    PROMPT_BODIES,
-    Answer,
-    Layout,
-    arrange,
-    exchange_in,
-    find_sides,
-    is_from_model,
-    turns_in,
-)
+from pairwright.sources.datasets.row_layout import MAX_ANSWERS, PROMPT_BODIES, Answer, Layout, arrange, find_sides
 from pairwright.sources.datasets.row_map import apply_map
 from pairwright.sources.datasets.row_names import (
     MODELS,
@@ -46,7 +37,7 @@ from pairwright.sources.datasets.row_names import (
 )
 from pairwright.sources.datasets.sharegpt import turns_of_values
 from pairwright.sources.field_map import NO_MAP
-from pairwright.sources.fields import BadRecord, has, kind_of, mapping, score, small_fields
+from pairwright.sources.fields import BadRecord, has, kind_of, mapping, object_or_empty, objects_in, score, small_fields
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.roles import SYNONYMS
 from pairwright.sources.score_values import nested_scores, read_score
@@ -65,10 +56,15 @@ from pairwright.sources.shapes.row_fields import (
 from pairwright.sources.shapes.traces import pick_reward
 
 NAME = "rows"
-_MAX_ANSWERS = 128
 _BODIES = ("text", "content", "message", "messages", "value")  # keys of a candidate object
 _READ = frozenset({"tools", "functions", "reward_components", *SYSTEMS})
 _DECIDES = "choose with"  # occurs in refusals that a map resolves
+# Among ratings from 1 to 5, these values usually mean "not rated".
+_NOT_RATED = (-1.0, 99.0, 999.0, -99.0, -999.0)
+_NO_VALUE = frozenset(
+    ("", "-", "--", "—", "?", "n/a", "na", "none", "null", "nan", "unrated", "not rated", "skip", "skipped")
+)
+_MAX_WORDS = 8  # distinct verdicts in a column; more are free text
 
 
 def matches(value: Any) -> bool:
@@ -107,14 +103,6 @@ def refuse(rows: list[Any], options: Options) -> str | None:
     return doubtful_scores(rows) if options.reward is None and "reward" not in options.map else None
 
 
-# Among ratings from 1 to 5, these values usually mean "not rated".
-_NOT_RATED = (-1.0, 99.0, 999.0, -99.0, -999.0)
-_NO_VALUE = frozenset(
-    ("", "-", "--", "—", "?", "n/a", "na", "none", "null", "nan", "unrated", "not rated", "skip", "skipped")
-)
-_MAX_WORDS = 8  # distinct verdicts in a column; more are free text
-
-
 def doubtful_scores(rows: list[Json]) -> str | None:
     """Return why the user must confirm the scores of a file: some are not understood, or may mean "not rated"."""
     for key in dict.fromkeys(key for row in rows for key in row):
@@ -143,9 +131,9 @@ def doubtful_scores(rows: list[Json]) -> str | None:
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
     """Yield the preference of a row, or one experience for each of its answers."""
     row, rest = apply_map(mapping(value, "row"), options.map)
-    layout = arrange(row)
+    layout, task = arrange(row), task_of(row)
     tools_key = next((key for key in TOOLS if row.get(key)), "tools")
-    tools, task = tools_of({**row, "tools": row[tools_key]} if tools_key in row else row), task_of(row)
+    tools = tools_of({**row, "tools": row[tools_key]} if tools_key in row else row)
     if layout.conversation is not None:
         turns = read_turns(layout.conversation, layout.conversation_key)
         if layout.prompt is not None:
@@ -166,34 +154,22 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
     )
     used |= {key for key in TASK_KEYS if task is not None and row.get(key) is not None and row[key] == task}
     info = small_fields(rest, frozenset(key for key in used if row.get(key) is rest.get(key)))
+    shared: Json = {"task": task, "prompt": prompt, "tools": tools}
     if layout.best is not None and len(sides) == 2:
         best, other = layout.best, 1 - layout.best
-        yield Parts(
-            NAME,
-            origin,
-            task=task,
-            prompt=prompt,
-            chosen=sides[best],
-            rejected=sides[other],
-            tools=tools,
-            chosen_reward=scores[best][0],
-            rejected_reward=scores[other][0],
-            info=info,
-        )
+        rewards: Json = {"chosen_reward": scores[best][0], "rejected_reward": scores[other][0]}
+        yield Parts(NAME, origin, **shared, **rewards, chosen=sides[best], rejected=sides[other], info=info)
         return
     for number, (answer, completion, (reward, components, _)) in enumerate(zip(answers, sides, scores, strict=True)):
         if options.reward is None and (layout.best is not None or layout.is_tie):
-            # The preferred answer has reward 1 and the others 0; in a tie, all have 0.5.
             reward = 0.5 if layout.is_tie else float(number == layout.best)
         yield Parts(
             NAME,
             origin,
-            task=task,
-            # Each candidate is a separate run; 128 run numbers are reserved per line.
-            run=origin.ordinal * _MAX_ANSWERS + number if len(sides) > 1 else run_of(row),
-            prompt=prompt,
+            **shared,
+            # Each candidate is a separate run; this many run numbers are reserved per line.
+            run=origin.ordinal * MAX_ANSWERS + number if len(sides) > 1 else run_of(row),
             completion=completion,
-            tools=tools,
             reward=reward,
             reward_components=components,
             info={**info, **_info_of(answer)},
@@ -228,10 +204,9 @@ def _with_usual_role(turn: Json) -> Json:
         return turn
     usual = SYNONYMS.get(role.lower(), role.lower())
     turn = turn if usual == role else {**turn, "role": usual}
-    parts = content if isinstance(content, list) and all(isinstance(part, dict) for part in content) else []
-    if not any(part.get("type") in ("tool_call", "tool_result") for part in parts):
-        return turn
-    if any("tool_use_id" in part for part in parts):  # Anthropic's blocks, read by `read_messages`
+    parts = content if isinstance(content, list) and all(map(has, content)) else []
+    is_own = any(part.get("type") in ("tool_call", "tool_result") for part in parts)
+    if not is_own or any("tool_use_id" in part for part in parts):  # Anthropic's blocks, read by `read_messages`
         return turn
     # Agent evaluators write {type: tool_call, tool_call_id, name, arguments}, {type: tool_result, ...}.
     calls = [
@@ -257,7 +232,6 @@ def _result_in(part: Json) -> Any:
 
 
 def _prompt_and_sides(row: Json, layout: Layout) -> tuple[list[Message], list[list[Message]]]:
-    """Return the prompt and the messages of each answer."""
     values = [answer.value for answer in layout.answers]
     exchanges = _exchanges(layout.prompt, [decode_json_text(value) for value in values])
     if exchanges is not None:
@@ -316,15 +290,12 @@ def _exchanges(prompt: Any, values: list[Any]) -> list[list[Message]] | None:
         return None
     if len(values) < 2 or not all(isinstance(value, list) and len(value) == len(asked) for value in values):
         return None
-    if not all(text is None or isinstance(text, str) for value in values for text in value):
+    if not all(isinstance(text, str | None) for value in values for text in value):
         return None
+    pairs = [zip(asked, value, strict=True) for value in values]
     return [
-        [
-            message
-            for question, answer in zip(asked, value, strict=True)
-            for message in (Message("user", question), Message("assistant", answer))
-        ]
-        for value in values
+        [message for ask, say in side for message in (Message("user", ask), Message("assistant", say))]
+        for side in pairs
     ]
 
 
@@ -372,12 +343,11 @@ def _score(
     row: Json, answer: Answer, options: Options, *, is_alone: bool
 ) -> tuple[float | None, Json | None, set[str]]:
     """Return the reward of an answer, its components, and the keys of the row that they came from."""
-    item = answer.value if isinstance(answer.value, dict) else {}
-    own = score_in(
-        {**item, **{key: value for key, value in answer.scores.items() if not isinstance(value, str)}}, options
-    )
-    if own[2]:
-        return own[0], own[1], set()
+    item = object_or_empty(answer.value)
+    numbers = {key: value for key, value in answer.scores.items() if not isinstance(value, str)}
+    reward, components, keys = score_in({**item, **numbers}, options)
+    if keys:
+        return reward, components, set()
     return score_in(row, options) if is_alone else (None, None, set())
 
 
@@ -394,7 +364,6 @@ def score_in(row: Json, options: Options) -> tuple[float | None, Json | None, se
     if not named:
         named = nested_scores({key: decode_json_text(value) for key, value in row.items()})
     if named:
-        # Several scores: `--reward` or the rule for components decides.
         keys = {name.partition(".")[0] for name in named} & row.keys()
         return pick_reward(named, options.reward), (named if len(named) > 1 else None), keys
     for key, value in row.items():
@@ -406,16 +375,14 @@ def score_in(row: Json, options: Options) -> tuple[float | None, Json | None, se
 
 
 def _model(row: Json, answer: Answer) -> str | None:
-    item = answer.value if isinstance(answer.value, dict) else {}
-    named = [value for key, value in answer.scores.items() if isinstance(value, str) and "model" in key]
-    named += [] if answer.name is None else [answer.name]
-    values = [*named, *(item.get(key) for key in MODELS), *(row.get(key) for key in MODELS)]
+    named = [value for key, value in answer.scores.items() if "model" in key]
+    item = object_or_empty(answer.value)
+    values = [*named, answer.name, *map(item.get, MODELS), *map(row.get, MODELS)]
     return next((value for value in values if isinstance(value, str)), None)
 
 
 def _info_of(answer: Answer) -> Json:
-    """Return the small fields of a candidate object."""
-    item = answer.value if isinstance(answer.value, dict) else {}
+    item = object_or_empty(answer.value)
     if "role" in item:
         return {}
     known = {key for key in item if is_completion_name(plain_name(key)) or key in _BODIES or is_score_name(key)}
@@ -468,9 +435,7 @@ DOCUMENT_FORMAT = Format(
     lambda value: any(map(matches, records_in(value)[:8])),
     _read_document,
     "Rows of your own data: prompt, answer, score",
-    refuse=lambda found, options: refuse(
-        [row for one in found for row in records_in(one) if isinstance(row, dict)], options
-    ),
+    refuse=lambda found, options: refuse(objects_in([row for one in found for row in records_in(one)]), options),
     is_general=True,
 )
 FORMAT = Format(

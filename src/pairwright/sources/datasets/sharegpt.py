@@ -20,6 +20,11 @@ from pairwright.sources.fields import BadRecord, has, json_text, objects, text
 from pairwright.sources.roles import SYNONYMS, calls_of_text
 from pairwright.sources.shapes.chat_messages import is_left_out, read_weight
 
+_READ = frozenset(
+    {"conversations", "messages", "chosen", "rejected", "chosen_messages", "rejected_messages", *SYSTEMS, "tools",
+     "kto_tag", "label", "reward", "score", "rating", *SCORES}
+)  # fmt: skip
+
 
 class _Calls:
     """Assigns numbers to calls, and tracks which of them have no result yet."""
@@ -108,15 +113,8 @@ def _parts(value: Any, where: str) -> tuple[str | list[Json] | None, str | None,
         else:
             raise BadRecord(f"{place}: a part without a type")
     thought = "\n".join(reasoning) if reasoning else None
-    if len(content) == 1 and content[0].keys() == {"type", "text"}:
-        return content[0]["text"], thought, calls
-    return content or None, thought, calls
-
-
-_READ = frozenset(
-    {"conversations", "messages", "chosen", "rejected", "chosen_messages", "rejected_messages", *SYSTEMS, "tools",
-     "kto_tag", "label", "reward", "score", "rating", *SCORES}
-)  # fmt: skip
+    is_text = len(content) == 1 and content[0].keys() == {"type", "text"}
+    return content[0]["text"] if is_text else content or None, thought, calls
 
 
 def matches(value: Any) -> bool:
@@ -124,17 +122,15 @@ def matches(value: Any) -> bool:
         return all(has(turn, "from", "value") for turn in value["conversations"])
     for key in ("messages", "chosen_messages"):
         if has(value, **{key: list}) and value[key]:
-            return all(map(_has_parts, value[key]))
+            contents = [turn["content"] for turn in value[key] if has(turn, content=list)]
+            return len(contents) == len(value[key]) and all(has(part, "value") for parts in contents for part in parts)
     return False
 
 
 def _take(row: Json) -> Iterator[Json]:
     if "chosen_messages" in row:
-        prompt, chosen, rejected = split_sides(
-            turns_of_parts(row["chosen_messages"], "chosen_messages"),
-            turns_of_parts(row.get("rejected_messages"), "rejected_messages"),
-        )
-        yield {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+        talks = (turns_of_parts(row.get(key), key) for key in ("chosen_messages", "rejected_messages"))
+        yield dict(zip(("prompt", "chosen", "rejected"), split_sides(*talks), strict=True))
         return
     key = "conversations" if "conversations" in row else "messages"
     messages = (turns_of_values if key == "conversations" else turns_of_parts)(row.get(key), key)
@@ -155,10 +151,6 @@ def _side(value: Any, where: str, prompt: list[Message]) -> list[Message]:
     if not answer:
         raise BadRecord(f"{where}: no turns, so there is no answer")
     return answer
-
-
-def _has_parts(message: Any) -> bool:
-    return has(message, content=list) and all(has(part, "value") for part in message["content"])
 
 
 FORMAT = RowFormat("sharegpt", "ShareGPT and LLaMA-Factory data", matches, _take, _READ).format

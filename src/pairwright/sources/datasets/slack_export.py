@@ -22,13 +22,14 @@ from pairwright.sources.fields import (
     score,
     small_fields,
     value_at,
+    words,
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
 
 NAME = "slack"
-_GOOD = frozenset(("+1", "thumbsup", "white_check_mark", "heavy_check_mark", "heart", "tada", "100", "pray", "👍"))
-_BAD = frozenset(("-1", "thumbsdown", "x", "no_entry", "disappointed", "negative_squared_cross_mark", "👎"))
-_BOTS = frozenset(("bot", "assistant", "ai", "chatbot"))
+_GOOD = words("+1 thumbsup white_check_mark heavy_check_mark heart tada 100 pray 👍")
+_BAD = words("-1 thumbsdown x no_entry disappointed negative_squared_cross_mark 👎")
+_BOTS = words("bot assistant ai chatbot")
 
 
 def _messages(value: Any) -> list[Json]:
@@ -66,13 +67,11 @@ def _is_bot(item: Json) -> bool:
 
 
 def _reward(item: Json) -> float | None:
-    counts = {"good": 0.0, "bad": 0.0}
+    balance = 0.0
     for reaction in objects_in(item.get("reactions")):
         name = str(reaction.get("name", "")).partition("::")[0]
-        side = "good" if name in _GOOD else "bad" if name in _BAD else None
-        if side is not None:
-            counts[side] += score(reaction.get("count", 1)) or 0.0
-    return None if counts["good"] == counts["bad"] else float(counts["good"] > counts["bad"])
+        balance += ((name in _GOOD) - (name in _BAD)) * (score(reaction.get("count", 1)) or 0.0)
+    return float(balance > 0) if balance else None
 
 
 def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:

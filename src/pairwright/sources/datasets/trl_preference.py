@@ -47,8 +47,7 @@ def matches(value: Any) -> bool:
     if "chosen" in value and "rejected" in value:
         # Two texts whose prompt has another name (`input`, `query`) are read by `rows`.
         sides = (value["chosen"], value["rejected"])
-        has_prompt = any(key in value for key in ("prompt", "question", "instruction"))
-        is_elsewhere = not has_prompt and any(plain_name(key) in PROMPTS for key in value)
+        is_elsewhere = not any(key in value for key in _PROMPTS) and any(plain_name(key) in PROMPTS for key in value)
         return all(map(_is_side, sides)) and not (is_elsewhere and all(isinstance(side, str) for side in sides))
     if not _is_side(value.get("prompt")):
         return False
@@ -58,29 +57,26 @@ def matches(value: Any) -> bool:
 
 
 def _take(row: Json) -> Iterator[Json]:
-    if "chosen" in row and "rejected" in row:
-        yield _pair(row)
-    elif "completions" in row:
-        yield _stepwise(row)
-    else:
-        yield _unpaired(row)
+    is_pair = "chosen" in row and "rejected" in row
+    yield _pair(row) if is_pair else _stepwise(row) if "completions" in row else _unpaired(row)
 
 
 def _pair(row: Json) -> Json:
-    """Return the preference of a row."""
     info: Json = {}
-    sides = row["chosen"], row["rejected"]
-    # Both sides of a transcript contain the prompt, like conversations.
+    sides = [row["chosen"], row["rejected"]]
     is_transcript = all(isinstance(side, str) and side.startswith(_HUMAN) for side in sides)
     if _is_raw_text(row, *sides) and not is_transcript:
-        return dict(zip(_SIDES, _texts(row.get("prompt"), *sides), strict=True))
+        shared = row.get("prompt")
+        if shared is None:
+            shared, *sides = _split_beginning(*sides)
+        answers = ([Message(TEXT, side, generated=True)] for side in sides)
+        return dict(zip(_SIDES, ([Message(TEXT, shared)], *answers), strict=True))
     prompt = _prompt(row)
     if isinstance(sides[0], str) and isinstance(sides[1], str):
         info["form"] = "text"
-        # Texts without a prompt: their common prefix is the prompt.
         if not prompt and not is_transcript:
-            shared = _common_beginning(*sides)
-            prompt, sides = prompt_from(shared, "prompt"), (sides[0][len(shared) :], sides[1][len(shared) :])
+            shared, *sides = _split_beginning(*sides)
+            prompt = prompt_from(shared, "prompt")
     if is_transcript:
         chosen, rejected = (transcript_messages(side) or [] for side in sides)
         parts = conversations_from([], chosen, rejected)
@@ -99,13 +95,8 @@ def _unpaired(row: Json) -> Json:
         prompt, answer = _prompt(row), answer_from(completion, "completion")
         if isinstance(completion, str):
             info["form"] = "text"
-    return {
-        "prompt": prompt,
-        "completion": answer,
-        "reward": score(row.get("label")),
-        "reward_components": None,
-        "info": info,
-    }
+    reward = score(row.get("label"))
+    return {"prompt": prompt, "completion": answer, "reward": reward, "reward_components": None, "info": info}
 
 
 def _stepwise(row: Json) -> Json:
@@ -120,14 +111,8 @@ def _stepwise(row: Json) -> Json:
         prompt, answer = [Message(TEXT, text(row.get("prompt"), "prompt"))], Message(TEXT, parts, generated=True)
     else:
         prompt, answer, info["form"] = _prompt(row), Message("assistant", parts), "text"
-    return {
-        "prompt": prompt,
-        "completion": [answer],
-        "reward": None,
-        "reward_components": None,
-        "tools": (),
-        "info": info,
-    }
+    unscored: Json = {"reward": None, "reward_components": None, "tools": ()}
+    return {"prompt": prompt, "completion": [answer], **unscored, "info": info}
 
 
 def _prompt(row: Json) -> list[Message]:
@@ -136,37 +121,25 @@ def _prompt(row: Json) -> list[Message]:
     if key is None:
         return prompt_from(row["messages"], "messages") if _is_prompt(row.get("messages")) else []
     value = row[key]
-    # Alpaca rows: an instruction and its input.
     if key == "instruction" and isinstance(value, str) and isinstance(row.get("input"), str) and row["input"]:
         value = f"{value}\n{row['input']}"
     return prompt_from(value, key)
 
 
 def _is_prompt(value: Any) -> bool:
-    """Whether messages next to the answers are their prompt; usually they repeat the chosen conversation."""
+    """Whether messages beside the answers are their prompt; usually they repeat the chosen conversation."""
     return _is_side(value) and isinstance(value, list) and value[-1]["role"] != "assistant"
 
 
 def _is_raw_text(row: Json, *answers: Any) -> bool:
     """Whether a row is a TRL standard row: only text, and no field specific to chats."""
-    if not _CHAT_KEYS.isdisjoint(row) and any(row.get(key) for key in _CHAT_KEYS):
+    if any(row.get(key) for key in _CHAT_KEYS) or tools_of(row) or _is_prompt(row.get("messages")):
         return False
-    if tools_of(row) or _is_prompt(row.get("messages")):
-        return False
-    prompt = row.get("prompt")
-    return (prompt is None or isinstance(prompt, str)) and all(isinstance(answer, str) for answer in answers)
+    return isinstance(row.get("prompt"), str | None) and all(isinstance(answer, str) for answer in answers)
 
 
-def _texts(prompt: str | None, chosen: str, rejected: str) -> tuple[list[Message], list[Message], list[Message]]:
-    """Return prompt and answers of raw text; the default prompt is the common prefix of both texts."""
-    if prompt is None:
-        prompt = _common_beginning(chosen, rejected)
-        chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
-    answers = [[Message(TEXT, side, generated=True)] for side in (chosen, rejected)]
-    return [Message(TEXT, prompt)], answers[0], answers[1]
-
-
-def _common_beginning(chosen: str, rejected: str) -> str:
+def _split_beginning(chosen: str, rejected: str) -> tuple[str, str, str]:
+    """Return the prompt of texts without one, which is their common beginning, and the rest of both."""
     cut, end = 0, min(len(chosen), len(rejected)) - 1  # leave at least one character for each answer
     while cut < end and chosen[cut] == rejected[cut]:
         cut += 1
@@ -176,7 +149,7 @@ def _common_beginning(chosen: str, rejected: str) -> str:
     prompt = chosen[:cut].rstrip()  # white space belongs to the answers, as in TRL
     if not prompt:
         raise BadRecord("chosen and rejected: texts without a prompt that begin differently")
-    return prompt
+    return prompt, chosen[len(prompt) :], rejected[len(prompt) :]
 
 
 def _is_side(value: Any) -> bool:

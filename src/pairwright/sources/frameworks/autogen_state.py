@@ -19,7 +19,7 @@ from pairwright.sources.assemble import NO_ANSWER, Parts
 from pairwright.sources.fields import BadRecord, object_or_empty, objects, optional_text, text
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.anthropic import text_block
-from pairwright.sources.shapes.read_call import read_call
+from pairwright.sources.shapes.chat_messages import read_call
 
 NAME = "autogen"
 _ROLES = {"UserMessage": "user", "SystemMessage": "system", "AssistantMessage": "assistant"}

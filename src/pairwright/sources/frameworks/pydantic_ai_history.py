@@ -26,7 +26,7 @@ from pairwright.sources.fields import (
     text_or_none,
 )
 from pairwright.sources.shapes.anthropic import plain_content, text_block
-from pairwright.sources.shapes.read_call import read_call
+from pairwright.sources.shapes.chat_messages import read_call
 
 _KEYS = ("messages", "message_history", "all_messages", "new_messages")
 _FAILED = ("failed", "denied", "retried", "interrupted")

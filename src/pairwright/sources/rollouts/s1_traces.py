@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import ErrorSite, Json, Message, ToolCall
-from pairwright.sources.assemble import Parts, split_at_first_answer
+from pairwright.sources.assemble import Parts, read_each, split_at_first_answer
 from pairwright.sources.datasets.preference_rows import (
     SCORES,
     answer_from,
@@ -47,7 +47,6 @@ from pairwright.sources.fields import (
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.shapes.chat_messages import content_from_chat
-from pairwright.sources.shapes.read_each import read_each
 from pairwright.sources.shapes.row_fields import task_of, tools_of
 from pairwright.sources.shapes.tool_errors import failure_kind, tool_names
 from pairwright.sources.shapes.traces import run_of

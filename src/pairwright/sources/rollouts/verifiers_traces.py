@@ -35,7 +35,6 @@ from pairwright.sources.fields import (
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.rollouts.verifiers_results import NAME, chat_with_calls, tools_as_functions
 from pairwright.sources.shapes.chat_messages import as_context, message_from_chat
-from pairwright.sources.shapes.read_each import read_each
 from pairwright.sources.shapes.recorded_tokens import are_ids
 from pairwright.sources.shapes.traces import run_of
 

@@ -24,22 +24,14 @@ from pairwright.sources.fields import (
     optional_text,
     text,
 )
-from pairwright.sources.shapes.chat_messages import content_from_chat
-from pairwright.sources.shapes.read_call import read_call
+from pairwright.sources.shapes.chat_messages import content_from_chat, read_call
 
-# Block types specific to Anthropic.
 BLOCK_TYPES = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking", "server_tool_use"})
 _ROLES = frozenset({"user", "assistant", "system"})
 
 
 def messages_from_anthropic(system: Any, messages: Any, where: str) -> list[Message]:
-    """Convert the messages of a request, after its system prompt.
-
-    Args:
-        system: The `system` of the request: text, a list of text blocks, or None.
-        messages: The `messages` of the request.
-        where: The path of the messages in the record, for error messages.
-    """
+    """Convert the `system` (text, text blocks or None) and the `messages` of a request."""
     turns = system_from_anthropic(system, f"{where}.system")
     for place, message in objects(messages, where):
         turns += turn_from_anthropic(message, place)

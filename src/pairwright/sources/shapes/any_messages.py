@@ -16,61 +16,36 @@ An object or list of any other shape raises BadRecord with its keys: it is never
 """
 
 import re
-from functools import lru_cache
 from typing import Any
 
 import msgspec
 
-from pairwright.records.json_text import decode, encode
+from pairwright.records.json_text import decode
 from pairwright.records.messages import Json, Message, ToolCall
-from pairwright.sources.fields import BadRecord, has, json_text, mapping, optional_text, text, text_or_none
-from pairwright.sources.shapes.anthropic import (
-    BLOCK_TYPES,
-    has_blocks,
-    is_anthropic_response,
-    system_from_anthropic,
-    tools_from_anthropic,
-    turn_from_anthropic,
+from pairwright.sources.fields import (
+    BadRecord,
+    filled_text,
+    has,
+    json_text,
+    list_or_empty,
+    mapping,
+    object_or_empty,
+    objects,
+    optional_text,
+    text,
+    text_or_none,
+    type_of,
 )
-from pairwright.sources.shapes.bedrock import (
-    answer_from_bedrock,
-    is_bedrock_message,
-    is_bedrock_response,
-    turn_from_bedrock,
-)
-from pairwright.sources.shapes.chat_messages import PlainTurn, check_plain, message_from_chat, message_from_turn
-from pairwright.sources.shapes.google_genai import (
-    answers_from_genai,
-    field,
-    is_genai_content,
-    is_genai_request,
-    is_genai_response,
-    messages_from_genai,
-    request_from_genai,
-    tools_from_genai,
-)
-from pairwright.sources.shapes.langchain_messages import (
-    ROLES,
-    TYPES,
-    chat_from_langchain,
-    name_tool_turns,
-    turn_from_blocks,
-    unwrap,
-)
+from pairwright.sources.shapes import anthropic, bedrock, google_genai, langchain_messages, vercel
+from pairwright.sources.shapes.chat_messages import message_from_chat, read_call, with_finish_reason
+from pairwright.sources.shapes.plain_messages import plain_messages
 from pairwright.sources.shapes.responses import messages_from_items
-from pairwright.sources.shapes.vercel import (
-    are_vercel_calls,
-    calls_from_vercel,
-    is_vercel_message,
-    tools_from_vercel,
-    turn_from_vercel,
-)
 
 # Types that identify items of the Responses API.
 _ITEM_TYPES = frozenset(
     {"function_call", "function_call_output", "reasoning", "message", "custom_tool_call", "custom_tool_call_output"}
 )
-_CONTENT_TYPES = BLOCK_TYPES | {"text", "image", "image_url", "input_text", "output_text"}
+_CONTENT_TYPES = anthropic.BLOCK_TYPES | {"text", "image", "image_url", "input_text", "output_text"}
 # Types of reasoning parts; Microsoft's agents use class names.
 _REASONING = frozenset({"reasoning", "thinking", "text_reasoning", "TextReasoningContent"})
 _CALL_KEYS = frozenset({"function", "id", "type", "index"})
@@ -104,10 +79,8 @@ def conversation(value: Any, where: str, *, role: str, objects_as_text: bool = F
     messages = plain_messages(value)
     if messages is None:
         messages = _read_known_shape(value, where, role, 0)
-    if messages is not None:
-        return messages
-    if value is None:
-        return []
+    if messages is not None or value is None:
+        return messages or []
     text = only_text(value)
     if text is None:
         if not objects_as_text:
@@ -122,7 +95,7 @@ def answers(value: Any, where: str, *, objects_as_text: bool = False) -> list[li
     if messages is not None:
         return [join_calls(messages)]
     inside = decode_json_text(value)
-    if isinstance(inside, list) and len(inside) == 1 and is_genai_response(inside[0]):
+    if isinstance(inside, list) and len(inside) == 1 and google_genai.is_genai_response(inside[0]):
         inside = inside[0]
     if has(inside, choices=list) and inside["choices"]:
         return [_choice(choice, f"{where}.choices[{n}]") for n, choice in enumerate(inside["choices"])]
@@ -130,57 +103,12 @@ def answers(value: Any, where: str, *, objects_as_text: bool = False) -> list[li
         batch = inside["generations"]
         if len(batch) == 1 and isinstance(batch[0], list):
             batch = batch[0]
-        if batch and all(isinstance(item, dict) for item in batch):
+        if batch and all(map(has, batch)):
             return [_choice(item, f"{where}.generations[{n}]") for n, item in enumerate(batch)]
-    if is_genai_response(inside):
-        return answers_from_genai(inside, where)
+    if google_genai.is_genai_response(inside):
+        return google_genai.answers_from_genai(inside, where)
     messages = join_calls(conversation(value, where, role="assistant", objects_as_text=objects_as_text))
     return [messages] if messages else []
-
-
-# Fast path for plain chat messages (only role, text, calls and ids). Each call in a log repeats the messages of the
-# previous call, so short messages are cached by their JSON text.
-
-_NUM_KNOWN, _SHORT = 2048, 4096
-_decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
-_decode_turn = msgspec.json.Decoder(PlainTurn).decode
-
-
-def plain_messages(value: Any) -> list[Message] | None:
-    """Read one or several plain chat messages, or JSON text of them; None for anything else.
-
-    The result equals that of `conversation`, which also reads other shapes.
-    """
-    try:
-        if not isinstance(value, str):
-            return _convert_plain(value) if value and isinstance(value, list | dict) else None
-        if value[:1] == "{":
-            text = value.encode()
-            return [_known_plain(text) if len(text) <= _SHORT else _read_plain(text)]
-        if value[:1] != "[":
-            return None
-        texts = map(encode, _decode_list(value))  # copies the bytes of a Raw faster than `bytes`
-        return [_known_plain(text) if len(text) <= _SHORT else _read_plain(text) for text in texts] or None
-    except (ValueError, RecursionError):  # not plain: left to `conversation`
-        return None
-
-
-def _read_plain(text: bytes) -> Message:
-    """Read a plain message; raises ValueError for any other value."""
-    turn = _decode_turn(text)
-    check_plain(turn)
-    return message_from_turn(turn)
-
-
-_known_plain = lru_cache(_NUM_KNOWN)(_read_plain)
-
-
-def _convert_plain(value: list[Any] | Json) -> list[Message]:
-    """Convert decoded plain messages; raises ValueError for any other value."""
-    turns = msgspec.convert(value if isinstance(value, list) else [value], list[PlainTurn])
-    for turn in turns:
-        check_plain(turn)
-    return [message_from_turn(turn) for turn in turns]
 
 
 def join_calls(messages: list[Message]) -> list[Message]:
@@ -260,10 +188,7 @@ def describe(value: Any) -> str:
 
 
 def split_rendering(messages: list[Message]) -> list[Message]:
-    """Split a prompt that an exporter rendered as "system: ...\nuser: ...".
-
-    Only the opening turns are split: a rendering of later turns has lost the calls and is refused.
-    """
+    """Split a prompt that an exporter rendered as "system: ...", "user: ..."; later turns have lost their calls."""
     if len(messages) != 1:
         return messages
     text = messages[0].content
@@ -279,29 +204,26 @@ def split_rendering(messages: list[Message]) -> list[Message]:
 
 def instructions_in(value: Any) -> list[Message]:
     """Return the system prompt from the `instructions` of a request or response."""
-    inside = decode_json_text(value)
-    text = inside.get("instructions") if isinstance(inside, dict) else None
-    return [Message("system", text)] if isinstance(text, str) and text else []
+    text = filled_text(object_or_empty(decode_json_text(value)).get("instructions"))
+    return [] if text is None else [Message("system", text)]
 
 
 def tools_in(value: Any) -> list[Json]:
     """Return the tool schemas of a request, response or list as function schemas; other values are skipped."""
     inside = decode_json_text(value)
     if isinstance(inside, dict):
-        config = inside.get("config")
-        config = config if isinstance(config, dict) else {}
+        config = object_or_empty(inside.get("config"))
         inside = inside.get("tools") or inside.get("functions") or config.get("tools")
-    inside = decode_json_text(inside)
     schemas: list[Json] = []
-    for tool in map(decode_json_text, inside if isinstance(inside, list) else []):
+    for tool in map(decode_json_text, list_or_empty(decode_json_text(inside))):
         if not isinstance(tool, dict):
             continue
-        if field(tool, "function_declarations") is not None:
-            schemas += tools_from_genai({"tools": [tool]}, "tools")
+        if google_genai.field(tool, "function_declarations") is not None:
+            schemas += google_genai.tools_from_genai({"tools": [tool]}, "tools")
         elif "input_schema" in tool:
-            schemas += tools_from_anthropic([tool], "tools")
+            schemas += anthropic.tools_from_anthropic([tool], "tools")
         else:
-            schemas += tools_from_vercel([tool], "tools") if "inputSchema" in tool else [tool]
+            schemas += vercel.tools_from_vercel([tool], "tools") if "inputSchema" in tool else [tool]
     return schemas
 
 
@@ -311,7 +233,7 @@ def tool_content(value: Any) -> str | list[Json] | None:
         return value
     if isinstance(value, dict) and isinstance(value.get("content"), list) and value.keys() <= _TOOL_RESULT:
         value = value["content"]  # a result of MCP
-    if isinstance(value, list) and value and all(_type(part) in _CONTENT_TYPES for part in value):
+    if isinstance(value, list) and value and all(type_of(part) in _CONTENT_TYPES for part in value):
         return value[0]["text"] if len(value) == 1 and _is_text(value[0]) else value
     return json_text(value)
 
@@ -327,11 +249,11 @@ def _read_known_shape(value: Any, where: str, role: str, depth: int) -> list[Mes
         return None
     if _is_message(value):
         return messages_from_items([value], where) if _is_item(value) else _messages(value, where)
-    if is_genai_request(value):
-        return request_from_genai(value, where)
-    if is_bedrock_response(value):
-        return answer_from_bedrock(value, where)
-    is_response = is_genai_response(value)
+    if google_genai.is_genai_request(value):
+        return google_genai.request_from_genai(value, where)
+    if bedrock.is_bedrock_response(value):
+        return bedrock.answer_from_bedrock(value, where)
+    is_response = google_genai.is_genai_response(value)
     if "choices" in value or "generations" in value or is_response:
         choices = answers(value, where) if is_response or value.get("choices") or value.get("generations") else []
         if len(choices) > 1:
@@ -349,7 +271,7 @@ def _read_known_shape(value: Any, where: str, role: str, depth: int) -> list[Mes
         else:
             continue
         if messages is not None:
-            return system_from_anthropic(value.get("system"), f"{where}.system") + messages
+            return anthropic.system_from_anthropic(value.get("system"), f"{where}.system") + messages
     return None
 
 
@@ -359,17 +281,18 @@ def _from_list(value: list[Any], where: str, role: str, depth: int) -> list[Mess
         return []
     if len(value) == 1 and isinstance(value[0], list):  # a batch of one, as LangChain logs it
         return _read_known_shape(value[0], f"{where}[0]", role, depth + 1)
-    if are_vercel_calls(value):
-        return [Message(role, tool_calls=calls_from_vercel(value, where))]
-    value = name_tool_turns(value)
+    if vercel.are_vercel_calls(value):
+        return [Message(role, tool_calls=vercel.calls_from_vercel(value, where))]
+    value = langchain_messages.name_tool_turns(value)
     shaped = [isinstance(item, dict) and _is_message(item) for item in value]
     if not any(shaped):
-        if all(_type(item) in _CONTENT_TYPES for item in value) or (role == "assistant" and _are_calls(value)):
+        if all(type_of(item) in _CONTENT_TYPES for item in value) or (role == "assistant" and _are_calls(value)):
             return _messages({"role": role, "content": value}, where)
         # One response in a list, or contents without a role.
         if len(value) == 1 and isinstance(value[0], dict):
             return _read_known_shape(value[0], f"{where}[0]", role, depth + 1)
-        return messages_from_genai(value, None, where) if all(map(is_genai_content, value)) else None
+        is_genai = all(map(google_genai.is_genai_content, value))
+        return google_genai.messages_from_genai(value, None, where) if is_genai else None
     if not all(shaped):
         raise BadRecord(f"{where}[{shaped.index(False)}]: not a message, among messages")
     if any(map(_is_item, value)):
@@ -379,7 +302,7 @@ def _from_list(value: list[Any], where: str, role: str, depth: int) -> list[Mess
 
 def _is_item(value: Json) -> bool:
     """Whether a message is an item of the Responses API; Anthropic responses have the type "message", too."""
-    return _type(value) in _ITEM_TYPES and not is_anthropic_response(value)
+    return type_of(value) in _ITEM_TYPES and not anthropic.is_anthropic_response(value)
 
 
 def _is_message(value: Json) -> bool:
@@ -388,8 +311,8 @@ def _is_message(value: Json) -> bool:
         return role.lower() in _KNOWN_ROLES and not _BODY.isdisjoint(value)
     if value.get("lc") is not None or value.get("type") == "constructor":
         return isinstance(value.get("kwargs"), dict)
-    kind = _type(value)
-    return (kind in TYPES and "content" in value) or kind in _ITEM_TYPES
+    kind = type_of(value)
+    return (kind in langchain_messages.TYPES and "content" in value) or kind in _ITEM_TYPES
 
 
 def _choice(value: Any, where: str) -> list[Message]:
@@ -403,28 +326,27 @@ def _choice(value: Any, where: str) -> list[Message]:
         messages = [Message("assistant", choice["text"])]
     else:
         raise BadRecord(f"{where}: {describe(choice)}: neither a message nor text")
-    info = choice.get("generation_info")
-    reason = choice.get("finish_reason") or (info.get("finish_reason") if isinstance(info, dict) else None)
-    if messages and isinstance(reason, str):
-        messages[-1] = msgspec.structs.replace(messages[-1], extra={**messages[-1].extra, "finish_reason": reason})
-    return messages
+    info = object_or_empty(choice.get("generation_info"))
+    return with_finish_reason(messages, choice.get("finish_reason") or info.get("finish_reason"))
 
 
 def _messages(item: Json, where: str) -> list[Message]:
     """Convert one item to messages; tool results inside a user turn become separate messages."""
-    item = unwrap(item)
-    if is_vercel_message(item):
-        return turn_from_vercel(item, where)
+    item = langchain_messages.unwrap(item)
+    if vercel.is_vercel_message(item):
+        return vercel.turn_from_vercel(item, where)
+    if google_genai.is_genai_content(item):
+        return google_genai.messages_from_genai([item], None, where)
     if isinstance(item.get("parts"), list):
-        return messages_from_genai([item], None, where) if is_genai_content(item) else _from_parts(item, where)
-    if is_bedrock_message(item):
-        return turn_from_bedrock(item, where)
-    if is_anthropic_response(item) and not item.get("tool_calls"):
-        return turn_from_anthropic(item, where)
-    chat = chat_from_langchain(item, where)
+        return _from_parts(item, where)
+    if bedrock.is_bedrock_message(item):
+        return bedrock.turn_from_bedrock(item, where)
+    if anthropic.is_anthropic_response(item) and not item.get("tool_calls"):
+        return anthropic.turn_from_anthropic(item, where)
+    chat = langchain_messages.chat_from_langchain(item, where)
     content = chat.get("content")
-    if has_blocks(content):
-        return turn_from_blocks(chat, where)
+    if anthropic.has_blocks(content):
+        return langchain_messages.turn_from_blocks(chat, where)
     if chat["role"] in ("assistant", "tool") and chat.get("tool_call_id") is None and _are_calls(content):
         chat = {**chat, "role": "assistant", "content": None, "tool_calls": decode_json_text(content)}
     elif chat["role"] == "tool":
@@ -441,9 +363,9 @@ def _are_calls(content: Any) -> bool:
 
 
 def _is_call(call: Any) -> bool:
-    if not has(call, "id", "function") or not call.keys() <= _CALL_KEYS:
+    if not has(call, "id", function=dict, type=str) or not call.keys() <= _CALL_KEYS:
         return False
-    return call.get("type") == "function" and has(call["function"], name=str)
+    return call["type"] == "function" and has(call["function"], name=str)
 
 
 def _from_parts(item: Json, where: str) -> list[Message]:
@@ -452,29 +374,25 @@ def _from_parts(item: Json, where: str) -> list[Message]:
     content: list[Json] = []
     calls: list[ToolCall] = []
     thoughts: list[str] = []
-    for number, raw_part in enumerate(item["parts"]):
-        at = f"{where}.parts[{number}]"
-        part = mapping(raw_part, at)
-        kind = part.get("type")
+    for at, part in objects(item["parts"], f"{where}.parts"):
+        kind, said = part.get("type"), text_or_none(part.get("content", part.get("text")))
         if kind == "tool_call_response":
             result = part.get("response", part.get("result", part.get("content")))
             name = optional_text(part.get("name"), f"{at}.name")
             messages.append(Message("tool", tool_content(result), tool_call_id=_call_id(part), name=name))
         elif kind == "tool_call":
-            arguments = part.get("arguments")
-            name = text(part.get("name"), f"{at}.name")
-            calls.append(ToolCall(name, "" if arguments is None else json_text(arguments), _call_id(part)))
-        elif isinstance(kind, str) and kind in _REASONING and (thought := _text_of_part(part)) is not None:
-            thoughts.append(thought)
-        elif kind in ("text", None) and (text_of := _text_of_part(part)) is not None:
-            content.append({"type": "text", "text": text_of})
+            calls.append(read_call({**part, "id": _call_id(part)}, at))
+        elif isinstance(kind, str) and kind in _REASONING and said is not None:
+            thoughts.append(said)
+        elif kind in ("text", None) and said is not None:
+            content.append(anthropic.text_block(said))
         else:
             content.append(part)
     if content or calls or thoughts or not messages:
         role = text(item.get("role"), f"{where}.role")
         reason = item.get("finish_reason")
         message = Message(
-            role=ROLES.get(role, role),
+            role=langchain_messages.ROLES.get(role, role),
             content=content[0]["text"] if len(content) == 1 and _is_text(content[0]) else content or None,
             reasoning="\n".join(thoughts) if thoughts else None,
             tool_calls=tuple(calls),
@@ -485,10 +403,6 @@ def _from_parts(item: Json, where: str) -> list[Message]:
     return messages
 
 
-def _text_of_part(part: Json) -> str | None:
-    return text_or_none(part.get("content", part.get("text")))
-
-
 def _call_id(part: Json) -> str | None:
     """Return the id of a call; a list of ids (Microsoft's agents) becomes JSON text."""
     return None if part.get("id") is None else json_text(part["id"])
@@ -496,8 +410,3 @@ def _call_id(part: Json) -> str | None:
 
 def _is_text(part: Any) -> bool:
     return has(part, text=str) and part.get("type") == "text" and len(part) == 2
-
-
-def _type(part: Any) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    return kind if isinstance(kind, str) else ""

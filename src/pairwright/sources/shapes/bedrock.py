@@ -17,7 +17,9 @@ from pairwright.sources.shapes.anthropic import (
     thought_block,
     user_from_blocks,
 )
+from pairwright.sources.shapes.chat_messages import with_finish_reason
 
+_MEDIA = frozenset({"image", "document", "video"})
 _BLOCK_KEYS = frozenset({"toolUse", "toolResult", "reasoningContent", "guardContent", "cachePoint"})
 
 
@@ -39,28 +41,23 @@ def answer_from_bedrock(response: Json, where: str) -> list[Message]:
     """Convert the message of a response; its `stopReason` becomes `finish_reason` in `extra`."""
     output = mapping(response.get("output"), f"{where}.output")
     message = mapping(output.get("message"), f"{where}.output.message")
-    messages = turn_from_bedrock(message, f"{where}.output.message")
-    reason, last = response.get("stopReason"), messages[-1]
-    if isinstance(reason, str):
-        extra = {**last.extra, "finish_reason": reason}
-        messages[-1] = Message(last.role, last.content, last.reasoning, last.tool_calls, extra=extra)
-    return messages
+    return with_finish_reason(turn_from_bedrock(message, f"{where}.output.message"), response.get("stopReason"))
 
 
 def is_bedrock_message(value: Any) -> bool:
     """Whether the value is a message whose blocks have one of this API's keys instead of a `type`."""
     if not has(value, content=list, role=str) or not value["content"]:
         return False
-    return all(has(block) and "type" not in block and _is_block(block) for block in value["content"])
+    return all(
+        has(block)
+        and "type" not in block
+        and (block.keys() == {"text"} or block.keys() <= _MEDIA or not _BLOCK_KEYS.isdisjoint(block))
+        for block in value["content"]
+    )
 
 
 def is_bedrock_response(value: Json) -> bool:
     return has(value, "stopReason", output=dict) and is_bedrock_message(value["output"].get("message"))
-
-
-def _is_block(block: Json) -> bool:
-    is_media = block.keys() == {"text"} or block.keys() <= {"image", "document", "video"}
-    return is_media or not _BLOCK_KEYS.isdisjoint(block)
 
 
 def _block(block: Json, where: str) -> Json:

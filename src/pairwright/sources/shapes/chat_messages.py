@@ -11,7 +11,7 @@ import msgspec
 
 from pairwright.records.messages import TURN_WEIGHT, Json, Message, ToolCall, canonical_arguments
 from pairwright.sources.fields import BadRecord, items, json_text, mapping, optional_items, optional_text, text
-from pairwright.sources.roles import CALLS, ROLES, role_of
+from pairwright.sources.shapes.plain_messages import usual_chat, usual_role
 
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _KNOWN = frozenset(
@@ -19,8 +19,7 @@ _KNOWN = frozenset(
 )
 # Other names of the content: a message without `content` that has one of them is refused, so that no text is lost.
 _OTHER_BODIES = ("parts", "value", "body", "message", "output", "system_prompt", "prompt", "response", "completion")
-# Roles that every shape of sources/shapes/any_messages.py reads alike
-_PLAIN_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+SHARED_MARK = "shared_with_earlier_branch"
 
 
 def message_from_chat(value: Any, where: str = "message", *, generated: bool | None = None) -> Message:
@@ -36,7 +35,7 @@ def message_from_chat(value: Any, where: str = "message", *, generated: bool | N
     '4'
     """
     value = mapping(value, where)
-    role = _role(text(value.get("role"), f"{where}.role"))
+    role = usual_role(text(value.get("role"), f"{where}.role"))
     calls = [
         call_from_chat(call, f"{where}.tool_calls[{number}]")
         for number, call in enumerate(optional_items(value.get("tool_calls"), f"{where}.tool_calls"))
@@ -93,8 +92,7 @@ def _take_calls(parts: list[Json], calls: list[ToolCall], where: str) -> list[Js
 
 
 def _content_elsewhere(extra: Json, role: str, where: str) -> str | None:
-    """Pop and return the `text` of a message without content, or the `system_prompt` of a system message (SWE-agent's
-    rows); refuse content under any other name."""
+    """Pop `text`, or SWE-agent's `system_prompt`, of a message without content; refuse content under any other name."""
     for key in ("text", *(("system_prompt",) if role == "system" else ())):
         if isinstance(extra.get(key), str):
             return str(extra.pop(key))
@@ -102,62 +100,6 @@ def _content_elsewhere(extra: Json, role: str, where: str) -> str | None:
     if name is not None:
         raise BadRecord(f"{where}: no content, and {name!r} is not read as such")
     return None
-
-
-class _Function(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    name: str
-    arguments: str
-
-
-class _Call(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    id: str
-    type: str
-    function: _Function
-
-
-class PlainTurn(msgspec.Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
-    """A message with only the common fields and types."""
-
-    role: str
-    content: str | None = None
-    tool_calls: list[_Call] | None = None
-    tool_call_id: str | None = None
-    name: str | None = None
-
-
-def usual_chat(messages: list[Any]) -> list[Message] | None:
-    """Read messages with only the common fields and types, all at once; None if any message is different."""
-    try:
-        turns = msgspec.convert(messages, list[PlainTurn])
-    except (msgspec.ValidationError, UnicodeError):  # UnicodeError: a key with a lone surrogate
-        return None
-    return [message_from_turn(turn) for turn in turns]
-
-
-def message_from_turn(turn: PlainTurn) -> Message:
-    role = turn.role if turn.role in ROLES else _role(turn.role)
-    calls: tuple[ToolCall, ...] = ()
-    if turn.tool_calls:
-        calls = tuple([ToolCall(c.function.name, c.function.arguments, c.id, c.type) for c in turn.tool_calls])
-    return Message(role, turn.content, None, calls, turn.tool_call_id, turn.name)
-
-
-def _role(name: str) -> str:
-    """Return the usual name of a role; roles of calls stored as messages are kept until the call joins its turn."""
-    return name if name in ROLES or name in CALLS else role_of(name)
-
-
-def check_plain(turn: PlainTurn) -> None:
-    """Raise ValueError unless the general code would read the turn unchanged."""
-    content, calls = turn.content, turn.tool_calls
-    if turn.role not in _PLAIN_ROLES or (content is None and calls is None):
-        raise ValueError("not a message of a known role")
-    if content is not None and content[:1] == "[" and turn.tool_call_id is None and turn.role in ("assistant", "tool"):
-        raise ValueError("perhaps calls as text")
-    # `name_tool_turns` would read a later turn of this role as the result.
-    for call in calls or ():
-        if call.function.name in ("user", "assistant"):
-            raise ValueError("a tool with the name of a role")
 
 
 def messages_from_chat(value: Any, where: str) -> list[Message]:
@@ -201,6 +143,14 @@ def _weights_of(message: Any) -> dict[str, float]:
     return {key: mark for key, mark in values.items() if type(mark) in (bool, int, float)}
 
 
+def with_finish_reason(messages: list[Message], reason: Any) -> list[Message]:
+    """Add the reason why the model stopped, if it is text, to the last message."""
+    if not messages or not isinstance(reason, str):
+        return messages
+    last = messages[-1]
+    return [*messages[:-1], msgspec.structs.replace(last, extra={**last.extra, "finish_reason": reason})]
+
+
 def content_from_chat(value: Any, where: str) -> str | list[Json] | None:
     """Return text, parts or None. Strings in a list become text parts; an object without a `type` becomes JSON text."""
     if value is None or isinstance(value, str):
@@ -228,6 +178,24 @@ def call_from_chat(value: Any, where: str) -> ToolCall:
     raise BadRecord(f"{where}: a tool call without a function name")
 
 
+def read_call(
+    fields: Json,
+    where: str,
+    *,
+    name: str = "name",
+    arguments: str = "arguments",
+    call_id: str = "id",
+    missing: str = "",
+) -> ToolCall:
+    """Read a call from the fields with these names; `missing` is the text of arguments that are null or absent."""
+    value = fields.get(arguments)
+    return ToolCall(
+        text(fields.get(name), f"{where}.{name}"),
+        missing if value is None else json_text(value),
+        optional_text(fields.get(call_id), f"{where}.{call_id}"),
+    )
+
+
 def tools_from_chat(value: Any, where: str) -> list[Json]:
     """Return tool schemas, checking that each is an object; bare function schemas are left unchanged."""
     tools = optional_items(value, where)
@@ -248,13 +216,8 @@ def _function(value: Any, where: str, *, call_id: str | None, call_type: Any = N
     )
 
 
-# Turns shared by several branches of one conversation: trained in the first branch, context in the others.
-
-SHARED_MARK = "shared_with_earlier_branch"
-
-
 def as_context(message: Message) -> Message:
-    """Return a copy of the message marked as not generated, so that it is not trained again."""
+    """Return a turn that an earlier branch trains as context of this branch: marked as not generated."""
     if not message.is_generated:
         return message
     return msgspec.structs.replace(message, generated=False, extra={**message.extra, SHARED_MARK: True})

@@ -17,12 +17,10 @@ reasoning, finishReason}; before version 4, ai.result.*.
 
 from typing import Any
 
-from msgspec.structs import replace
-
 from pairwright.records.messages import Json, Message
-from pairwright.sources.fields import BadRecord, json_text, list_or_empty, objects_in
+from pairwright.sources.fields import BadRecord, filled_text, json_text, list_or_empty, objects_in, text_or_none
 from pairwright.sources.shapes.any_messages import conversation, decode_json_text, tool_content, tools_in
-from pairwright.sources.shapes.chat_messages import message_from_chat
+from pairwright.sources.shapes.chat_messages import message_from_chat, with_finish_reason
 from pairwright.sources.shapes.vercel import calls_from_vercel
 
 # Values of gen_ai.operation.name for model calls and for agents.
@@ -35,12 +33,10 @@ _VERCEL_OPERATIONS = frozenset({"ai.generateText", "ai.streamText", "ai.generate
 
 def role_of_span(attributes: Json) -> str:
     """Return the kind of a span by its attributes: "call", "tool", "agent", "other", or "" if unknown."""
-    kind = attributes.get("openinference.span.kind", attributes.get("traceloop.span.kind"))
-    kind = kind.upper() if isinstance(kind, str) else ""
-    operation = attributes.get("gen_ai.operation.name", attributes.get("llm.request.type"))
-    operation = operation if isinstance(operation, str) else ""
-    vercel = attributes.get("ai.operationId")
-    vercel = vercel if isinstance(vercel, str) else ""
+    kind = text_or_none(attributes.get("openinference.span.kind", attributes.get("traceloop.span.kind"))) or ""
+    operation = text_or_none(attributes.get("gen_ai.operation.name", attributes.get("llm.request.type"))) or ""
+    vercel = text_or_none(attributes.get("ai.operationId")) or ""
+    kind = kind.upper()
     if kind == "LLM" or operation in _CALL_OPERATIONS or vercel.endswith(_VERCEL_CALLS):
         return "call"
     if kind == "TOOL" or operation == "execute_tool" or vercel == "ai.toolCall" or "gen_ai.tool.call.id" in attributes:
@@ -99,7 +95,10 @@ def alternatives_of(messages: list[Message]) -> list[list[Message]]:
 
 def _vercel_answer(attributes: Json) -> Message | None:
     """Return the answer of a call of the Vercel AI SDK, or None."""
-    head = next((head for head in ("ai.response", "ai.result") if _holds_answer(attributes, head)), None)
+    parts = ("text", "toolCalls", "object")
+    heads = ("ai.response", "ai.result")
+    held = (head for head in heads if any(attributes.get(f"{head}.{part}") is not None for part in parts))
+    head = next(held, None)
     if head is None:
         return None
     content, thought = attributes.get(f"{head}.text"), attributes.get(f"{head}.reasoning")
@@ -107,14 +106,10 @@ def _vercel_answer(attributes: Json) -> Message | None:
         content = json_text(attributes[f"{head}.object"])
     return Message(
         "assistant",
-        content=content if isinstance(content, str) else None,
-        reasoning=thought if isinstance(thought, str) and thought else None,
+        content=text_or_none(content),
+        reasoning=filled_text(thought),
         tool_calls=calls_from_vercel(decode_json_text(attributes.get(f"{head}.toolCalls")), f"{head}.toolCalls"),
     )
-
-
-def _holds_answer(attributes: Json, head: str) -> bool:
-    return any(attributes.get(f"{head}.{key}") is not None for key in ("text", "toolCalls", "object"))
 
 
 def add_finish_reason(messages: list[Message], attributes: Json) -> list[Message]:
@@ -123,16 +118,12 @@ def add_finish_reason(messages: list[Message], attributes: Json) -> list[Message
     reason = reasons[0] if isinstance(reasons, list) and len(reasons) == 1 else None
     for key in ("ai.response.finishReason", "ai.finishReason", "llm.finish_reason"):
         reason = attributes.get(key) if reason is None else reason
-    if not isinstance(reason, str) or not messages or "finish_reason" in messages[-1].extra:
-        return messages
-    return [*messages[:-1], replace(messages[-1], extra={**messages[-1].extra, "finish_reason": reason})]
+    has_reason = bool(messages) and "finish_reason" in messages[-1].extra
+    return messages if has_reason else with_finish_reason(messages, reason)
 
 
 def number_groups(attributes: Json, prefix: str, *, is_whole: bool = False) -> list[Json]:
-    """Group the attributes `prefix.0.*`, `prefix.1.*`, ... and return the groups in numeric order, prefix removed.
-
-    With `is_whole`, a missing number raises BadRecord.
-    """
+    """Return the groups `prefix.0.*`, `prefix.1.*`, ... in order; with `is_whole`, BadRecord if one is missing."""
     groups: dict[int, Json] = {}
     start = f"{prefix}."
     for key, value in attributes.items():
@@ -189,14 +180,8 @@ def tools_of_attributes(attributes: Json) -> tuple[list[Json], int]:
     request = decode_json_text(attributes.get("model_request_parameters"))
     if isinstance(request, dict):  # older pydantic-ai, without an attribute for tool definitions
         listed = [*list_or_empty(request.get("function_tools")), *list_or_empty(request.get("output_tools"))]
-        schemas = [
-            {
-                "name": tool.get("name"),
-                "description": tool.get("description"),
-                "parameters": tool.get("parameters_json_schema"),
-            }
-            for tool in objects_in(listed)
-        ]
+        names = {"name": "name", "description": "description", "parameters": "parameters_json_schema"}
+        schemas = [{name: tool.get(key) for name, key in names.items()} for tool in objects_in(listed)]
         return [{"type": "function", "function": schema} for schema in schemas], 0
     functions = number_groups(attributes, "llm.request.functions")
     return [{**tool, "parameters": decode_json_text(tool.get("parameters"))} for tool in functions], 0

@@ -14,8 +14,18 @@ documented by the API. Thought signatures are dropped.
 from typing import Any
 
 from pairwright.records.messages import Json, Message, ToolCall
-from pairwright.sources.fields import BadRecord, has, json_text, kind_of, mapping, optional_objects, optional_text
-from pairwright.sources.shapes.read_call import read_call
+from pairwright.sources.fields import (
+    BadRecord,
+    has,
+    json_text,
+    kind_of,
+    mapping,
+    object_or_empty,
+    optional_mapping,
+    optional_objects,
+    optional_text,
+)
+from pairwright.sources.shapes.chat_messages import read_call
 
 _ROLES = {"model": "assistant", "assistant": "assistant", "function": "tool", "tool": "tool", "user": "user"}
 # Keys of a part that hold its data, in snake case.
@@ -24,24 +34,14 @@ _PART_KEYS = frozenset({"text", "function_call", "function_response", *_DATA_KEY
 
 
 def messages_from_genai(contents: Any, system_instruction: Any, where: str) -> list[Message]:
-    """Convert the contents of a request, after its system instruction.
-
-    Args:
-        contents: The `contents` of the request: text, a content, parts, or a list of these.
-        system_instruction: Text, a content, or parts; None if there is none.
-        where: The path of the contents in the record, for error messages.
-    """
-    messages: list[Message] = []
-    if system_instruction:
-        for message in _contents(system_instruction, f"{where}.system_instruction"):
-            messages.append(Message("system", message.content))
-    return messages + _contents(contents, where)
+    """Convert the contents of a request, after its system instruction (text, a content, or parts)."""
+    system = _contents(system_instruction or None, f"{where}.system_instruction")
+    return [*(Message("system", message.content) for message in system), *_contents(contents, where)]
 
 
 def request_from_genai(request: Json, where: str) -> list[Message]:
     """Convert a request; the system instruction and tools may be in its `config`."""
-    config = field(request, "config")
-    config = config if isinstance(config, dict) else {}
+    config = object_or_empty(field(request, "config"))
     system = field(request, "system_instruction") or field(config, "system_instruction")
     return messages_from_genai(field(request, "contents"), system, f"{where}.contents")
 
@@ -56,8 +56,7 @@ def answers_from_genai(response: Json, where: str) -> list[list[Message]]:
 
 def tools_from_genai(request: Json, where: str) -> list[Json]:
     """Return the tools of a request as function schemas; others (google_search) are unchanged."""
-    config = field(request, "config")
-    listed = field(request, "tools") or (field(config, "tools") if isinstance(config, dict) else None)
+    listed = field(request, "tools") or field(object_or_empty(field(request, "config")), "tools")
     schemas: list[Json] = []
     for place, tool in optional_objects(listed, f"{where}.tools"):
         declarations = field(tool, "function_declarations")
@@ -119,18 +118,17 @@ def _contents(value: Any, where: str) -> list[Message]:
     for number, content in enumerate(value):
         if isinstance(content, str) or _is_part(content):
             loose.append({"text": content} if isinstance(content, str) else content)
-            continue
-        content = mapping(content, f"{where}[{number}]")
-        messages += _turn(content, f"{where}[{number}]", role="user")
+        else:
+            place = f"{where}[{number}]"
+            messages += _turn(mapping(content, place), place, role="user")
     return messages + (_turn({"parts": loose}, where, role="user") if loose else [])
 
 
 def _answer(candidate: Json, where: str) -> list[Message]:
     # A blocked candidate has a finish reason and no content.
-    content = candidate.get("content")
-    reason = field(candidate, "finish_reason")
+    content, reason = optional_mapping(candidate.get("content"), f"{where}.content"), field(candidate, "finish_reason")
     extra = {"finish_reason": reason} if isinstance(reason, str) else {}
-    return _turn(mapping({} if content is None else content, f"{where}.content"), where, role="model", extra=extra)
+    return _turn(content, where, role="model", extra=extra)
 
 
 def _turn(content: Json, where: str, *, role: str, extra: Json | None = None) -> list[Message]:
@@ -173,7 +171,7 @@ def _turn(content: Json, where: str, *, role: str, extra: Json | None = None) ->
 
 def _result(response: Json, where: str) -> Message:
     value = response.get("response")
-    is_error = isinstance(value, dict) and set(value) == {"error"}
+    is_error = isinstance(value, dict) and value.keys() == {"error"}
     return Message(
         "tool",
         content=None if value is None else json_text(value),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pairwright.records.messages import Json, Message
-from pairwright.sources.fields import list_or_empty, object_or_empty, objects, optional_items, text
+from pairwright.sources.fields import list_or_empty, object_or_empty, objects, optional_items, text, texts_of
 from pairwright.sources.shapes.anthropic import assistant_from_blocks, has_blocks, user_from_blocks
 from pairwright.sources.shapes.chat_messages import call_from_chat, content_from_chat, message_from_chat
 
@@ -36,13 +36,11 @@ def unwrap(message: Json) -> Json:
     if not isinstance(message.get("kwargs"), dict) or "role" in message:
         return message
     # The last item of `id` is the class: "AIMessageChunk" -> "ai".
-    path = message.get("id")
-    name = path[-1] if isinstance(path, list) and path and isinstance(path[-1], str) else ""
+    name = next((part for part in list_or_empty(message.get("id"))[-1:] if isinstance(part, str)), "")
     return {"type": name.removesuffix("Chunk").removesuffix("Message").lower(), **message["kwargs"]}
 
 
 def chat_from_langchain(message: Json, where: str) -> Json:
-    """Normalize a chat or LangChain message to the chat shape."""
     role = message.get("role", message.get("type"))
     chat = {
         key: value for key, value in message.items() if key not in _NOISE and not key.startswith(("gen_ai.", "event."))
@@ -66,8 +64,7 @@ def chat_from_langchain(message: Json, where: str) -> Json:
             chat.setdefault("finish_reason", reason)
     if not isinstance(chat.get("name"), str):  # null, or a value that message_from_chat would refuse
         chat.pop("name", None)
-    # Only a failed status is kept.
-    if chat.get("status") == "success":
+    if chat.get("status") == "success":  # only a failed status is kept
         del chat["status"]
     return chat
 
@@ -75,8 +72,7 @@ def chat_from_langchain(message: Json, where: str) -> Json:
 def turn_from_blocks(chat: Json, where: str) -> list[Message]:
     """Convert a message whose content has Anthropic blocks; its calls may also be in `tool_calls`."""
     blocks = list_or_empty(content_from_chat(chat["content"], f"{where}.content"))
-    reason = chat.get("finish_reason")
-    extra = {"finish_reason": reason} if isinstance(reason, str) else {}
+    extra = texts_of(chat, "finish_reason")
     if chat["role"] != "assistant":
         return user_from_blocks(blocks, f"{where}.content", role=chat["role"], extra=extra)
     calls = [call_from_chat(call, f"{where}.tool_calls[{number}]") for number, call in enumerate(chat["tool_calls"])]

@@ -4,12 +4,16 @@ They form one token sequence only if they have the prefix property: each turn's 
 Otherwise the conversation was re-rendered between turns. Includes the token fields of NeMo Gym items.
 """
 
+from itertools import chain
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
 from pairwright.records.messages import Json
+
+_IDS = list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]  # stored as int32
+_GENERATED = ("reasoning", "function_call", "custom_tool_call", "local_shell_call")
 
 
 class TurnTokens(msgspec.Struct, frozen=True):
@@ -21,10 +25,7 @@ class TurnTokens(msgspec.Struct, frozen=True):
 
 
 def turn_tokens(prompt: Any, generated: Any, logprobs: Any) -> TurnTokens | None:
-    """Validate the recorded fields of a turn.
-
-    Returns None unless both id lists are valid and not empty; invalid log-probabilities are dropped.
-    """
+    """Return the recorded tokens of a turn, or None without valid ids; invalid log-probabilities are dropped."""
     if not are_ids(prompt) or not are_ids(generated) or not prompt or not generated:
         return None
     if (
@@ -45,9 +46,9 @@ def tokens_of_turns(turns: list[TurnTokens | None]) -> Json | None:
     >>> {name: np.asarray(value).tolist() for name, value in (tokens_of_turns(turns) or {}).items()}
     {'tokens': [1, 2, 3, 9, 4], 'prompt_length': 2, 'action_mask': [True, False, True], 'logprobs': [-0.5, 0.0, -0.25]}
     """
-    if not turns or any(turn is None for turn in turns):
-        return None
     known = [turn for turn in turns if turn is not None]
+    if not turns or len(known) < len(turns):
+        return None
     # `ids` are all tokens so far, prompt included; `mask` and `logprobs` cover those after the first prompt.
     ids = list(known[0].prompt)
     mask: list[bool] = []
@@ -72,9 +73,6 @@ def tokens_of_turns(turns: list[TurnTokens | None]) -> Json | None:
     return arrays
 
 
-_IDS = list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]  # stored as int32
-
-
 def are_ids(value: Any) -> bool:
     """Whether the value is a list of token ids; checked in C, since the lists are long."""
     if not isinstance(value, list):
@@ -86,16 +84,10 @@ def are_ids(value: Any) -> bool:
         return False
 
 
-_GENERATED = ("reasoning", "function_call", "custom_tool_call", "local_shell_call")
-
-
 def recorded_tokens(output: list[Any], info: Json) -> Json | None:
     """Return the token fields of an experience, or None; if they are dropped, the reason is stored in `info`."""
     # Fast exit for rollouts without token ids. Nested lists are searched below.
-    for item in output:
-        if isinstance(item, list) or "generation_token_ids" in item:
-            break
-    else:
+    if not any(isinstance(item, list) or "generation_token_ids" in item for item in output):
         return None
     turns, reason = _turns(output)
     arrays = None
@@ -115,8 +107,9 @@ def _turns(output: list[Any]) -> tuple[list[TurnTokens], str | None]:
     """Return the recorded tokens per turn, and the reason if they are unusable."""
     turns: list[TurnTokens] = []
     is_open = is_missing = False  # has the model written items since the last recorded ids?
-    for item in _flat(output):
-        if not _is_generated(item):
+    # Nested lists of items are allowed; `messages_from_items` has validated them.
+    for item in chain.from_iterable(item if isinstance(item, list) else [item] for item in output):
+        if item.get("role") != "assistant" and item.get("type") not in _GENERATED:
             is_missing, is_open = is_missing or is_open, False
             continue
         is_open = True
@@ -131,15 +124,3 @@ def _turns(output: list[Any]) -> tuple[list[TurnTokens], str | None]:
     if turns and (is_missing or is_open):
         return [], "some turns have no token ids"
     return turns, None
-
-
-def _flat(output: list[Any]) -> list[Json]:
-    """Flatten nested lists of items; messages_from_items has already validated them."""
-    flat: list[Json] = []
-    for item in output:
-        flat += item if isinstance(item, list) else [item]
-    return flat
-
-
-def _is_generated(item: Json) -> bool:
-    return item.get("role") == "assistant" or item.get("type") in _GENERATED

@@ -35,7 +35,9 @@ def messages_from_items(values: list[Any], where: str) -> list[Message]:
     for number, item in enumerate(values):
         # A nested list (rare): flatten all items and start again.
         if not isinstance(item, dict):
-            return messages_from_items(_flatten(values, where), where)
+            lists = (item if isinstance(item, list) else [item] for item in values)
+            flat = [mapping(inner, f"{where}[{n}]") for n, items in enumerate(lists) for inner in items]
+            return messages_from_items(flat, where)
         kind = item.get("type")
         if kind == "function_call":
             call = _function_call(item, where, number)
@@ -168,10 +170,6 @@ def _add_reasoning(item: Json, turn: Json, where: str, number: int) -> None:
 
 
 def _join_reasoning(parts: Any, where: str) -> str:
-    """Join the texts of reasoning parts with newlines."""
-    # Fast path: a single summary part.
-    if type(parts) is list and len(parts) == 1 and type(part := parts[0]) is dict:
-        return optional_text(part.get("text"), where) or ""
     if isinstance(parts, str):
         return parts
     if not isinstance(parts, list):
@@ -224,11 +222,3 @@ def _other_item(item: Json, where: str, number: int) -> Message:
     if kind.endswith("_output") and "call_id" in item:
         return _call_output(item, where, number)
     return Message("assistant", generated=False, extra={"item": item})
-
-
-def _flatten(values: list[Any], where: str) -> list[Any]:
-    flat: list[Any] = []
-    for number, item in enumerate(values):
-        inner = item if isinstance(item, list) else [item]
-        flat += [mapping(value, f"{where}[{number}]") for value in inner]
-    return flat

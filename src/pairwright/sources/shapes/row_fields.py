@@ -4,10 +4,6 @@ Every chat-like format reads them with the functions of this module, so a name m
 orders and the table of words are documented in docs/reference/sources/index.md.
 """
 
-from functools import lru_cache
-
-import msgspec
-
 from pairwright.records.messages import Json
 from pairwright.sources.fields import identifier, index, json_value, score
 from pairwright.sources.format import Options
@@ -30,49 +26,22 @@ LABEL_KEYS = (
 REWARD_KEYS = (*SCORE_KEYS, *LABEL_KEYS)
 
 
-class Names(msgspec.Struct, frozen=True):
-    """The names above that a row has, in the order above."""
-
-    tasks: list[str]
-    runs: list[str]
-    scores: list[str]
-    labels: list[str]
-
-
-def names_in(row: Json) -> Names:
-    """Return the names that a row has; pass them to the functions below when reading several fields."""
-    return _names_among(tuple(row))
-
-
-@lru_cache(maxsize=256)
-def _names_among(keys: tuple[str, ...]) -> Names:
-    """Return the names among the keys of a row; cached, since rows of one file usually have the same keys."""
-    tasks, runs, scores, labels = (
-        [key for key in names if key in keys] for names in (TASK_KEYS, RUN_KEYS, SCORE_KEYS, LABEL_KEYS)
-    )
-    return Names(tasks, runs, scores, labels)
-
-
-def task_of(row: Json, names: Names | None = None) -> int | str | None:
-    """Return the task id of a row, or None."""
-    key = task_key(row, names or names_in(row))
-    return None if key is None else identifier(row[key])
-
-
-def task_key(row: Json, names: Names) -> str | None:
+def task_key(row: Json) -> str | None:
     """Return the name of the field that holds the task id of a row, or None."""
-    for key in names.tasks:
-        if identifier(row[key]) is not None:
+    for key in TASK_KEYS:
+        if key in row and identifier(row[key]) is not None:
             return key
     return None
 
 
-def run_of(row: Json, names: Names | None = None) -> int | None:
-    for key in (names or names_in(row)).runs:
-        number = index(row[key])
-        if number is not None:
-            return number
-    return None
+def task_of(row: Json) -> int | str | None:
+    key = task_key(row)
+    return None if key is None else identifier(row[key])
+
+
+def run_of(row: Json) -> int | None:
+    numbers = (index(row[key]) for key in RUN_KEYS if key in row)
+    return next((number for number in numbers if number is not None), None)
 
 
 def tools_of(row: Json) -> list[Json]:
@@ -86,32 +55,21 @@ def tools_of(row: Json) -> list[Json]:
     return tools_from_chat(tools, "tools")
 
 
-def reward_in(row: Json, names: Names | None = None) -> tuple[str, float] | None:
+def reward_in(row: Json) -> tuple[str, float] | None:
     """Return the name and number of the field that holds the reward of a row, or None."""
-    names = names or names_in(row)
-    for key in names.scores:
-        value = row[key]
-        if type(value) is float:
-            return key, value
-        number = read_score(value)
-        if number is not None:
-            return key, number
-    for key in names.labels:
-        number = verdict(row[key])
-        if number is not None:
-            return key, number
+    for keys, read in ((SCORE_KEYS, read_score), (LABEL_KEYS, verdict)):
+        for key in keys:
+            if key in row and (number := read(row[key])) is not None:
+                return key, number
     return None
 
 
-def reward_of(
-    row: Json, options: Options | None = None, names: Names | None = None
-) -> tuple[float | None, Json | None]:
+def reward_of(row: Json, options: Options | None = None) -> tuple[float | None, Json | None]:
     """Return the reward and its components: the component selected by the user, else the first of REWARD_KEYS."""
     components = row.get("reward_components")
     components = components if isinstance(components, dict) else None
-    names = names or names_in(row)
-    for key in names.scores:
-        if isinstance(row[key], dict):
+    for key in SCORE_KEYS:
+        if key in row and isinstance(row[key], dict):
             # A reward object holds components; separate components override them.
             components = {**row[key], **(components or {})}
             break
@@ -120,7 +78,7 @@ def reward_of(
         if named is None:
             named = read_score(row.get(options.reward))
         return named, components
-    plain = reward_in(row, names)
+    plain = reward_in(row)
     # No single number: the rule for components decides.
     if components and (plain is None or plain[0] in LABEL_KEYS):
         return pick_reward(components, None), components

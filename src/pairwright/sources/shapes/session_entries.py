@@ -3,9 +3,9 @@
 A reader converts its file to a `Session` (values shared by the whole session) and entries; a `SessionFormat` does so
 line by line and refuses unreadable lines individually. Every path from a root to a leaf is an experience; assistant
 turns of an earlier path are context, so that nothing is trained twice. An entry with `restarts` is a compaction: it
-ends the experience, and the next one begins with the messages of that entry and of the kept entries. task = a hash of
-the initial prompt and tools, run = a hash of session id and branch, step = number of compactions before it. info keeps
-`session_id`, a key for `--scores`, and `begins_after`, the id of a missing line before the experience.
+ends the experience, and the next one begins with the messages of that entry and of the kept entries; its step is the
+number of compactions before it. info keeps `session_id`, a key for `--scores`, and `begins_after`, the id of a missing
+line before the experience.
 """
 
 from collections import Counter
@@ -20,6 +20,7 @@ from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import NO_ANSWER, Parts, split_at_answer
 from pairwright.sources.fields import (
     BadRecord,
+    has,
     identifier,
     items,
     mapping,
@@ -102,7 +103,6 @@ class SessionFormat:
     unit: Literal["record", "file"] = "file"
 
     def read(self, value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejected]:
-        """Yield the experiences of a session."""
         session = Session(self.name)
         found, where = self.begin(value, session, origin), "session"
         is_document = isinstance(found, dict)
@@ -202,9 +202,9 @@ def _paths(entries: list[Entry]) -> Iterator[list[Entry]]:
     """Yield every path from a root to a leaf, in file order; entries that lead to no message are left out."""
     if all(entry.id is None for entry in entries):
         yield entries
-        return
-    children, roots = _children(entries)
-    yield from paths_from(roots, lambda entry: children[entry])
+    else:
+        children, roots = _children(entries)
+        yield from paths_from(roots, children.__getitem__)
 
 
 def paths_from(roots: Sequence[_Node], children_of: Callable[[_Node], Sequence[_Node]]) -> Iterator[list[_Node]]:
@@ -250,19 +250,13 @@ def _children(entries: list[Entry]) -> tuple[dict[Entry, list[Entry]], list[Entr
     return children, roots
 
 
-# Most assistants' blocks resemble Anthropic's content blocks, so they are converted with shapes/anthropic.py.
-
-
 def summary_message(text: str) -> Message:
     """Return the summary of a compaction, which replaced the previous context, as a user turn."""
     return Message("user", text, extra={"is_compact_summary": True})
 
 
 def turn_messages(blocks: list[Json], where: str, *, generated: bool | None = None) -> list[Message]:
-    """Convert the blocks of an assistant turn that includes its calls' results: the message, then the results.
-
-    A turn without text, reasoning and calls yields no message.
-    """
+    """Convert the blocks of an assistant turn: its message, unless it is empty, then its calls' results."""
     results = [block for block in blocks if block.get("type") == "tool_result"]
     rest = [block for block in blocks if block.get("type") != "tool_result" and block != text_block("")]
     messages = [assistant_from_blocks(rest, where, generated=generated)] if rest else []
@@ -272,7 +266,7 @@ def turn_messages(blocks: list[Json], where: str, *, generated: bool | None = No
 def user_messages(content: Any, where: str, *, extra: Json | None = None) -> list[Message]:
     """Convert a user turn: text, or blocks that may include tool results."""
     blocks = [text_block(content)] if isinstance(content, str) else items(content, where)
-    if not all(isinstance(block, dict) for block in blocks):
+    if not all(map(has, blocks)):
         raise BadRecord(f"{where}: expected a list of objects")
     return user_from_blocks(blocks, where, extra=extra)
 
@@ -301,7 +295,7 @@ class EventTurns:
         if self._has_result and not is_result:
             self.end_turn()
         self._blocks.append(block)
-        self._has_result = self._has_result or is_result
+        self._has_result |= is_result
 
     def add_text(self, text: str) -> None:
         """Add a piece of the assistant's text; consecutive pieces form one text."""

@@ -13,6 +13,10 @@ from typing import Any
 import msgspec
 
 from pairwright.records.messages import ErrorSite, Json, Message
+from pairwright.sources.fields import object_or_empty
+
+# (position, tool message) -> failure kind or None. Formats with their own marks pass their own function.
+ErrorKind = Callable[[int, Message], str | None]
 
 # (kind, patterns); the first match wins, so specific kinds come before general ones.
 _WORDS = (
@@ -28,6 +32,23 @@ _WORDS = (
     ),
     ("not_found", (" not found", "does not exist")),
 )
+_STATUS_KEYS = ("exit_code", "exitCode", "returncode", "return_code", "returnCode", "exit_status", "exitStatus")
+_CODE_KEYS = frozenset({"status", "code", "statusCode", "status_code", "http_status"})
+_ERROR_WORDS = frozenset({"error", "failed", "failure", "fail", "errored", "exception", "timeout", "timed_out"})
+_NO_ERROR = frozenset({"", "none", "null", "no", "false", "0", "ok", "no error", "no errors", "n/a", "success"})
+_WRAPPERS = ("output", "result", "content", "message", "text", "observation", "response", "stdout", "data")
+# Keys of an envelope around a result. Other records may have a status "failed" that is not the call's.
+_ENVELOPE = re.compile(
+    r"(?:http_)?status(?:_?code)?|code|message|msg|errors?|error_?(?:code|message|type)|reason|details?|description|type"
+    r"|name|title|data|result|output|content|stdout|stderr|traceback|success|ok|hint|suggestion|tool(?:_name|_call_id)?"
+    r"|request_?id|timestamp|path|command|duration|elapsed|retryable|is_?error|exception|arg(?:ument)?s|query|instance"
+    r"|url|extensions",
+    re.I,
+)
+_LIST_STARTS = ("[{", "[\n", "[ ", '["', "[[")
+# JSON text without any of these has no mark of failure; the most frequent first
+_SIGNS = ("tatus", "rror", '"ok"', "ode", "xit", "ail", "eturn", '"success"', "raceback", "xception")
+_NUM_JSON = 1000  # characters searched for marks at either end of an object
 
 
 def failure_kind(hint: object, default: str) -> str:
@@ -74,8 +95,7 @@ _PROGRAM = re.compile(
     r"|unrecognized option [^\n]{0,100}|invalid option [^\n]{0,100})\s*$"
 )
 
-# Exit statuses: on a separate line, either first, last, or in a harness's header or footer.
-
+# An exit status is on a separate line: the first, the last, or one of a harness's header or footer.
 _STATUS_LINE = re.compile(
     r"""(?:the\ |your\ )?(?:(?:command|process|program|script|shell|task|execution|bash|python|tool|job|it)\ )?
     (?:was\ |has\ )?(?:(?:completed|finished|exited|failed|terminated|returned|ended|done)\ )?
@@ -111,7 +131,6 @@ _PROMPT = re.compile(r"(?:\([\w.-]+\) )?(?:[\w.-]+@[\w.-]+:[^\n$#]*|bash-[\d.]*)
 _CALLS = ("    at ", "\tat ", "\t... ")  # stack lines of Node and Java
 _NUM_HEAD, _NUM_TAIL, _NUM_TRACEBACK = 1000, 2000, 20_000  # examined characters
 
-
 # Matches every failed result, with any mark: as text, as JSON, or as JSON text inside JSON, where white space and
 # quotes are escaped. Colour codes may occur inside a word; ı, İ, ſ and K match i, k or s if case is ignored.
 _GAP = r"(?:\\+[a-z]|[^a-z])*"
@@ -135,15 +154,13 @@ def suspicious_results(texts: Sequence[str]) -> list[int]:
 
 def result_error_kind(position: int, message: Message) -> str | None:
     """Return the failure kind of a tool message, or None."""
-    extra, content = message.extra, message.content
-    text = content if type(content) is str else message.text
-    if extra:
-        flag = next((extra[key] for key in ("is_error", "isError") if isinstance(extra.get(key), bool)), None)
-        if flag is None and extra.get("status") in ("error", "failed"):
-            flag = True
-        if flag is not None:
-            return (text_error_kind(text) or failure_kind(text, "tool_error")) if flag else None
-    return text_error_kind(text)
+    extra, text = message.extra, message.text
+    flag = next((extra[key] for key in ("is_error", "isError") if isinstance(extra.get(key), bool)), None)
+    if flag is None and extra.get("status") in ("error", "failed"):
+        flag = True
+    if flag is False:
+        return None
+    return text_error_kind(text) or (failure_kind(text, "tool_error") if flag else None)
 
 
 def text_error_kind(text: str) -> str | None:
@@ -151,7 +168,8 @@ def text_error_kind(text: str) -> str | None:
     start = text.lstrip()
     first = start[:1]
     if first == "{" or (first == "[" and start[:2] in _LIST_STARTS):
-        if not _may_fail(start):
+        ends = start if len(start) <= 2 * _NUM_JSON else start[:_NUM_JSON] + start[-_NUM_JSON:]
+        if not any(map(ends.__contains__, _SIGNS)):
             return None
         try:
             value: Any = msgspec.json.decode(start)
@@ -164,10 +182,9 @@ def text_error_kind(text: str) -> str | None:
 def _plain_kind(text: str) -> str | None:
     """Return the failure kind of a result that is not JSON."""
     head = text[:_NUM_HEAD]
-    if _may_have_status(text, head):
-        status = _exit_status(text)
-        if status is not None:
-            return None if status == 0 else failure_kind(text[:_NUM_TAIL], "nonzero_exit")
+    status = _exit_status(text)
+    if status is not None:
+        return None if status == 0 else failure_kind(text[:_NUM_TAIL], "nonzero_exit")
     if _NO_TOOL.match(head):
         return _word(text)
     if any(map(head[:120].lower().__contains__, _START_WORDS)) and (_START.match(head) or _EXCEPTION.match(head)):
@@ -179,12 +196,6 @@ def _plain_kind(text: str) -> str | None:
     if _is_crash(text, text[-_NUM_TAIL:].rstrip()):
         return failure_kind(text.rstrip()[-300:], "exception")
     return None
-
-
-def _may_have_status(text: str, head: str) -> bool:
-    """Whether a result may contain an exit status: a cheap test, since most results have none."""
-    ends = head if len(text) <= _NUM_HEAD else f"{head}\n{text[-600:]}"  # a short text is its own head
-    return any(map(ends.lower().__contains__, ("exit", "return", "code", "status")))
 
 
 def _word(reason: str) -> str:
@@ -264,46 +275,15 @@ def _ends_with_traceback(text: str) -> bool:
 
 def _is_trace_of_calls(tail: str) -> bool:
     """Whether a text ends with the stack of an uncaught exception of Node or Java."""
-    lines = tail.rsplit("\n", 40)
     num_calls = 0
-    for line in reversed(lines):
+    for line in reversed(tail.rsplit("\n", 40)):
         if line.startswith(_CALLS):
             num_calls += 1
-        elif num_calls and line.strip() not in ("{", "}"):
-            return _EXCEPTION.match(line) is not None or line.startswith(
-                ("Exception in thread", "Uncaught ", "Error: ")
-            )
         elif not num_calls:
             return False
+        elif line.strip() not in ("{", "}"):
+            return bool(_EXCEPTION.match(line)) or line.startswith(("Exception in thread", "Uncaught ", "Error: "))
     return False
-
-
-_STATUS_KEYS = ("exit_code", "exitCode", "returncode", "return_code", "returnCode", "exit_status", "exitStatus")
-_ONLY_STATUS = frozenset(_STATUS_KEYS)
-_CODE_KEYS = frozenset({"status", "code", "statusCode", "status_code", "http_status"})
-_ERROR_WORDS = frozenset({"error", "failed", "failure", "fail", "errored", "exception", "timeout", "timed_out"})
-_NO_ERROR = frozenset({"", "none", "null", "no", "false", "0", "ok", "no error", "no errors", "n/a", "success"})
-_WRAPPERS = ("output", "result", "content", "message", "text", "observation", "response", "stdout", "data")
-# Keys of an envelope around a result. Other records may have a status "failed" that is not the call's.
-_ENVELOPE = re.compile(
-    r"(?:http_)?status(?:_?code)?|code|message|msg|errors?|error_?(?:code|message|type)|reason|details?|description|type"
-    r"|name|title|data|result|output|content|stdout|stderr|traceback|success|ok|hint|suggestion|tool(?:_name|_call_id)?"
-    r"|request_?id|timestamp|path|command|duration|elapsed|retryable|is_?error|exception|arg(?:ument)?s|query|instance"
-    r"|url|extensions",
-    re.I,
-)
-# Keys of a shell result; next to stdout or stderr, a numeric `status` is the exit status.
-_EXIT_KEYS = frozenset({*_STATUS_KEYS, "metadata", "stdout", "stderr"})
-_LIST_STARTS = ("[{", "[\n", "[ ", '["', "[[")
-# Most frequent signs first.
-_SIGNS = ("tatus", "rror", '"ok"', "ode", "xit", "ail", "eturn", '"success"', "raceback", "xception")
-_NUM_JSON = 1000  # characters searched for marks at either end of an object
-
-
-def _may_fail(text: str) -> bool:
-    """Whether JSON text may contain a mark of failure: a cheap test that avoids decoding every result."""
-    ends = text if len(text) <= 2 * _NUM_JSON else text[:_NUM_JSON] + text[-_NUM_JSON:]
-    return any(map(ends.__contains__, _SIGNS))
 
 
 def _value_kind(value: Any, depth: int) -> str | None:
@@ -315,41 +295,34 @@ def _value_kind(value: Any, depth: int) -> str | None:
         return _value_kind(value[0], depth + 1) if len(value) == 1 and depth < 3 else None
     if not isinstance(value, dict) or depth > 3:
         return None
-    has_exit = not _EXIT_KEYS.isdisjoint(value)
-    if has_exit:
-        status = _status_of(value)
-        if status is None and _is_number(value.get("status")) and ("stdout" in value or "stderr" in value):
-            status = value["status"]
-        metadata = value.get("metadata")
-        if status is None and isinstance(metadata, dict):
-            status = _status_of(metadata)
-        if status is not None:
-            return None if status == 0 else failure_kind(_words_of(value), "nonzero_exit")
+    # Next to stdout or stderr, a numeric `status` is the exit status.
+    shell = {"exit_code": value.get("status")} if "stdout" in value or "stderr" in value else {}
+    statuses = (
+        fields[key]
+        for fields in (value, shell, object_or_empty(value.get("metadata")))
+        for key in _STATUS_KEYS
+        if _is_number(fields.get(key))
+    )
+    status = next(statuses, None)
+    if status is not None:
+        return None if status == 0 else failure_kind(_words_of(value), "nonzero_exit")
     for key in ("is_error", "isError"):
         if isinstance(value.get(key), bool):
             return failure_kind(_words_of(value), "tool_error") if value[key] else None
     if _names_error(value) or _has_failed_status(value):
         return _word(_words_of(value))
-    stderr = value.get("stderr") if has_exit else None
+    stderr = value.get("stderr")
     if isinstance(stderr, str) and not value.get("stdout") and _is_crash(stderr, stderr.rstrip()[-_NUM_TAIL:]):
         return failure_kind(stderr[-300:], "exception")
     wrapped = (value[key] for key in _WRAPPERS if key in value and len(value) <= 6)
     return next((kind for inner in wrapped if (kind := _value_kind(inner, depth + 1)) is not None), None)
 
 
-def _status_of(value: Json) -> int | None:
-    """Return the exit status among the fields of an object."""
-    if _ONLY_STATUS.isdisjoint(value):
-        return None
-    return next((value[key] for key in _STATUS_KEYS if _is_number(value.get(key))), None)
-
-
 def _names_error(value: Json) -> bool:
     """Whether an object holds an error: text or an object; a number under such a key is a measurement."""
     error = value.get("error")
-    if isinstance(error, str) and error.strip().lower() not in _NO_ERROR:
-        return True
-    if error is True or (isinstance(error, dict | list) and error):
+    is_said = isinstance(error, str) and error.strip().lower() not in _NO_ERROR
+    if is_said or error is True or (isinstance(error, dict | list) and error):
         return True
     if len(value) == 1 and "detail" in value:  # FastAPI's response to a failed request
         return bool(value["detail"])
@@ -377,7 +350,6 @@ def _is_envelope(value: Json) -> bool:
 
 
 def _words_of(value: Json) -> str:
-    """Return the text used to classify a failure."""
     for key in ("error", "message", "msg", "detail", "reason", "stderr", "output", "stdout", "content"):
         words = value.get(key)
         if isinstance(words, dict):
@@ -391,26 +363,14 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-# (position, tool message) -> failure kind or None. Formats with their own marks pass their own function.
-ErrorKind = Callable[[int, Message], str | None]
-
-
 def tool_names(tools: Sequence[Json]) -> tuple[str, ...]:
     """Return the names in tool schemas of either shape: {"function": {"name"}} or {"name"}."""
-    names: list[str] = []
-    for tool in tools:
-        function = tool.get("function")
-        name: Any = function.get("name") if isinstance(function, dict) else tool.get("name")
-        if isinstance(name, str):
-            names.append(name)
-    return tuple(names)
+    functions = [tool["function"] if isinstance(tool.get("function"), dict) else tool for tool in tools]
+    return tuple(function["name"] for function in functions if isinstance(function.get("name"), str))
 
 
 def error_sites(messages: list[Message], tools: list[Json], kind_of: ErrorKind) -> list[ErrorSite]:
-    """Return the error sites of a conversation: failed tool results, and calls to unknown tools.
-
-    `kind_of` detects the marks of its format, in addition to the marks common to all formats.
-    """
+    """Return failed results, by the marks of the format (`kind_of`) and common ones, and calls to unknown tools."""
     available = tool_names(tools)
     # Call id -> tool name, since results often lack the name.
     callers: dict[str, str] = {}

@@ -10,6 +10,13 @@ from pairwright.records.messages import Json, Message, content_hash
 from pairwright.sources.fields import identifier, score
 
 TASK_KEYS = ("task_id", "task.id", "gen_ai.task.id", "taskId", "dataset_item_id", "reference_example_id", "instance_id")
+DEFAULT_NAMES = ("reward", "score")
+_LESS_IS_BETTER = re.compile(r"hallucinat|toxic|bias|latency|duration|cost|error|loss|perplexity|harm|violation")
+_MAX_KEPT = 20  # values of one name for one span
+_MAX_ANCESTORS = 1000
+
+# Scores per span (None: the whole trace) and name, most recent value first.
+ScoreIndex = dict[str | None, dict[str, list[Any]]]
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -93,15 +100,6 @@ def outermost_of(spans: Iterable[str], parents: dict[str, str | None]) -> set[st
         if above is None or above not in own or above == span:
             outermost.add(span)
     return outermost
-
-
-DEFAULT_NAMES = ("reward", "score")
-_LESS_IS_BETTER = re.compile(r"hallucinat|toxic|bias|latency|duration|cost|error|loss|perplexity|harm|violation")
-_MAX_KEPT = 20  # values of one name for one span
-_MAX_ANCESTORS = 1000
-
-# Scores per span (None: the whole trace) and name, most recent value first.
-ScoreIndex = dict[str | None, dict[str, list[Any]]]
 
 
 def pick_reward(components: Json, name: str | None) -> float | None:

@@ -23,15 +23,15 @@ from pairwright.sources.fields import (
     optional_objects,
     optional_text,
     text,
+    type_of,
 )
-from pairwright.sources.shapes.read_call import read_call
+from pairwright.sources.shapes.chat_messages import read_call
 
 _PART_TYPES = frozenset({"tool-call", "tool-result", "redacted-reasoning"})
 _DROPPED = frozenset({"providerOptions", "providerMetadata", "experimental_providerMetadata", "state"})
 
 
 def turn_from_vercel(message: Json, where: str) -> list[Message]:
-    """Convert one model message or UI message."""
     if isinstance(message.get("parts"), list):
         return _from_ui(message, where)
     role = text(message.get("role"), f"{where}.role")
@@ -60,10 +60,10 @@ def tools_from_vercel(tools: Any, where: str) -> list[Json]:
 
 def is_vercel_message(value: Any) -> bool:
     """Whether the value is a message with parts specific to this SDK."""
-    if has(value, role=str, content=list) and any(_kind(part) in _PART_TYPES for part in value["content"]):
+    if has(value, role=str, content=list) and any(type_of(part) in _PART_TYPES for part in value["content"]):
         return True
     return has(value, role=str, parts=list) and any(
-        _is_ui_tool(part) or _kind(part) == "step-start" for part in value["parts"]
+        _is_ui_tool(part) or type_of(part) == "step-start" for part in value["parts"]
     )
 
 
@@ -95,13 +95,7 @@ def _from_parts(role: str, content: list[Any], where: str) -> list[Message]:
             raise BadRecord(f"{at}: a part without a type")
     if not (parts or thoughts or calls or extra) and results:
         return results
-    message = Message(
-        role,
-        content=_plain(parts),
-        reasoning="\n\n".join(thoughts) if thoughts else None,
-        tool_calls=tuple(calls),
-        extra=extra,
-    )
+    message = Message(role, _plain(parts), "\n\n".join(thoughts) if thoughts else None, tuple(calls), extra=extra)
     # Results inside an assistant turn come from tools that the provider ran.
     return [message, *results] if role == "assistant" else [*results, message]
 
@@ -118,7 +112,7 @@ def _from_ui(message: Json, where: str) -> list[Message]:
             steps[-1] += _ui_tool(part, at)
         elif isinstance(kind, str) and not kind.startswith(("data-", "source")):  # for the page, not from the model
             # Without step marks, text after a result starts the next step.
-            if any(_kind(other) == "tool-result" for other in steps[-1]):
+            if any(type_of(other) == "tool-result" for other in steps[-1]):
                 steps.append([])
             steps[-1].append(part)
     return [turn for step in steps if step for turn in _from_parts(role, step, f"{where}.parts")]
@@ -143,7 +137,7 @@ def _ui_tool(part: Json, where: str) -> list[Json]:
 
 
 def _is_ui_tool(part: Any) -> bool:
-    kind = _kind(part)
+    kind = type_of(part)
     return kind in ("tool-invocation", "dynamic-tool") or (kind.startswith("tool-") and "toolCallId" in part)
 
 
@@ -159,7 +153,7 @@ def _result(part: Json, where: str) -> Message:
     if "result" not in part and has(value, "value", type=str):
         is_error = is_error or value["type"].startswith("error")
         parts = value["value"] if value["type"] == "content" else None
-        value = parts if isinstance(parts, list) and all(_kind(one) for one in parts) else json_text(value["value"])
+        value = parts if isinstance(parts, list) and all(type_of(one) for one in parts) else json_text(value["value"])
     elif value is not None and not isinstance(value, str):
         value = json_text(value)
     return Message(
@@ -175,8 +169,3 @@ def _plain(parts: list[Json]) -> str | list[Json] | None:
     if len(parts) == 1 and parts[0].keys() == {"type", "text"} and isinstance(parts[0]["text"], str):
         return parts[0]["text"]
     return parts or None
-
-
-def _kind(part: Any) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    return kind if isinstance(kind, str) else ""

@@ -12,7 +12,6 @@ from pairwright.records.messages import Json, Message
 from pairwright.sources.assemble import Parts
 from pairwright.sources.fields import filled, has, mapping, optional_objects, score, small_fields, text, value_at
 from pairwright.sources.format import Format, Options, Origin, Rejected
-from pairwright.sources.shapes.read_each import read_each
 from pairwright.sources.tracing.span_formats import DEEPEVAL
 
 NAME = "deepeval"

@@ -43,7 +43,6 @@ from pairwright.sources.shapes.any_messages import (
     decode_output,
     instructions_in,
     join_calls,
-    plain_messages,
     split_rendering,
     tools_in,
 )
@@ -56,6 +55,7 @@ from pairwright.sources.shapes.genai_attributes import (
     tools_of_attributes,
 )
 from pairwright.sources.shapes.langchain_messages import unwrap
+from pairwright.sources.shapes.plain_messages import plain_messages
 from pairwright.sources.shapes.tool_errors import failure_kind
 from pairwright.sources.shapes.traces import Failure, ModelCall, Score, ToolRun, Trace, outermost_of, run_of, task_in
 from pairwright.sources.tracing.otel_spans import moment
