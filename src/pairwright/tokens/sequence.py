@@ -139,8 +139,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def __eq__(self, other: object) -> bool:
         if type(other) is not Sequence:
             return NotImplemented
-        names = ("ids", "mask", "message_index", "paint", "logprobs", "weights")
-        same: Any = all(same_array(getattr(self, name), getattr(other, name)) for name in names)
+        same: Any = all(same_array(getattr(self, name), getattr(other, name)) for name in _DTYPES)
         return bool(same) and self.report == other.report
 
     __hash__ = None  # type: ignore[assignment]
@@ -154,7 +153,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """The experience of the sequence, and which of its messages are trained.
 
         >>> sequence = Sequence(ids=[1, 2, 3, 4], mask=[0, 1, 0, 1], message_index=[0, 1, 2, 3], paint=[0] * 4)
-        >>> name_record(sequence, "t-1").origin
+        >>> sequence.with_report(uid="t-1").origin
         Origin(uid='t-1', turns=(1, 3))
         """
         return Origin(self.report.uid, tuple(np.unique(self.message_index[self.mask]).tolist()))
@@ -163,30 +162,24 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """Map message indices: n becomes `origins[n]`; -1 (no message) stays."""
         # The last entry maps index -1 (template text) to -1.
         numbers = np.array([*origins, -1], np.int32)
-        report = self.report
         pairs = {
-            name: tuple((origins[n] if n >= 0 else n, field) for n, field in getattr(report, name)) for name in _PAIRS
+            name: tuple((origins[n] if n >= 0 else n, field) for n, field in getattr(self.report, name))
+            for name in _PAIRS
         }
-        turns = {name: tuple(origins[n] for n in getattr(report, name)) for name in _TURNS}
-        report = msgspec.structs.replace(report, **pairs, **turns)
-        return msgspec.structs.replace(self, message_index=numbers[self.message_index], report=report)
+        turns = {name: tuple(origins[n] for n in getattr(self.report, name)) for name in _TURNS}
+        moved = msgspec.structs.replace(self, message_index=numbers[self.message_index])
+        return moved.with_report(**pairs, **turns)
+
+    def with_report(self, **changes: Any) -> "Sequence":
+        """Return the sequence with changed fields of its report."""
+        return msgspec.structs.replace(self, report=msgspec.structs.replace(self.report, **changes))
 
     def take(self, positions: Array) -> "Sequence":
         """Return the tokens at these positions; the others are counted as truncated."""
-        return Sequence(
-            ids=self.ids[positions],
-            mask=self.mask[positions],
-            message_index=self.message_index[positions],
-            paint=self.paint[positions],
-            logprobs=None if self.logprobs is None else self.logprobs[positions],
-            weights=None if self.weights is None else self.weights[positions],
-            report=msgspec.structs.replace(self.report, truncated=self.report.truncated + len(self) - len(positions)),
-        )
-
-
-def name_record(sequence: Sequence, uid: str) -> Sequence:
-    """Set the experience id of a sequence."""
-    return msgspec.structs.replace(sequence, report=msgspec.structs.replace(sequence.report, uid=uid))
+        arrays = {name: getattr(self, name) for name in _DTYPES}
+        taken = {name: None if array is None else array[positions] for name, array in arrays.items()}
+        cut = msgspec.structs.replace(self, **taken)
+        return cut.with_report(truncated=self.report.truncated + len(self) - len(positions))
 
 
 def weigh_turns(sequence: Sequence, messages: Items[Message]) -> Sequence:
@@ -222,8 +215,6 @@ def weigh_by_credit(sequence: Sequence) -> Sequence:
         factors[sequence.message_index == turn] = value
     return msgspec.structs.replace(sequence, weights=weights * factors)
 
-
-# Truncation: sequences are cut between turns, never inside one, and the tokens cut off are counted.
 
 Truncation = Literal["keep_start", "keep_end", "drop"]
 
@@ -268,7 +259,6 @@ def truncate(
 def cut_position(sequence: Sequence, position: int, *, has_context: bool) -> int:
     """Return where to cut the beginning off: `position`, or the end of the trained turn that contains it. A trained
     turn directly after the cut is cut off as well, unless context before it predicts its first token."""
-    # A loop, not bisection: turns are short compared with sequences.
     while 0 < position < len(sequence) and (
         _same_turn(sequence, position) or (sequence.mask[position] and not has_context)
     ):

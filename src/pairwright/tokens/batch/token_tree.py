@@ -90,8 +90,6 @@ def list_segments(positions: Array, ends: Array) -> list[Segment]:
     return [Segment(start, stop, int(ends[start])) for start, stop in zip(starts, stops, strict=True)]
 
 
-# Counting distinct tokens without building the tree.
-
 _BYTES = 8  # bytes of an id in a key
 
 

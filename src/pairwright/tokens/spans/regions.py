@@ -9,7 +9,6 @@ Turns with the prefix property (rule 1) share a sequence. A turn of another rule
 """
 
 import itertools
-from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -70,17 +69,8 @@ class Located(NamedTuple):
 Group = tuple[Chat, Located]  # the conversation up to the group's last turn, and the regions of its turns
 
 
-def locate(
-    tokenizer: ChatTokenizer,
-    chat: Chat,
-    tools: list[Json] | None,
-    turns: Sequence[int],
-    terms: Terms = Terms(),  # noqa: B008 - immutable
-    *,
-    verify: Verify = "quick",
-) -> Located:
-    """Locate all turns in one render; raise a Refusal if they need several."""
-    groups = locate_groups(tokenizer, chat, tools, list(turns), terms, verify=verify)
+def only_group(groups: list[Group]) -> Located:
+    """Return the only group; raise a Refusal if the turns need several sequences."""
     if len(groups) > 1:
         first = groups[0][1].regions[-1].message
         raise Refusal("context_differs", f"{len(groups)} sequences are needed", message=first)
@@ -92,7 +82,7 @@ def locate_groups(
     chat: Chat,
     tools: list[Json] | None,
     turns: list[int],
-    terms: Terms = Terms(),  # noqa: B008 - immutable
+    terms: Terms,
     *,
     verify: Verify = "quick",
 ) -> list[Group]:
@@ -136,15 +126,11 @@ class _Literals(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """What a skeleton shows about a turn: the verdict, and the literals if the turn is last in its sequence (`outer`)
-    or followed by others (`inner`)."""
+    """What a skeleton shows: the verdict, and the literals of a turn that is last (`outer`) or not (`inner`)."""
 
     verdict: Verdict
     outer: _Literals
     inner: _Literals | None
-
-
-_Placed = tuple[Located, Region]
 
 
 class Finder:
@@ -162,7 +148,6 @@ class Finder:
         self._learnt: dict[Any, _Plan | Fault] = learnt.setdefault((renderer.hash, tools_key, terms), {})
         if len(self._learnt) > _MAX_LEARNT:
             self._learnt.clear()
-        # The properties that shapes depend on are tested once for each template.
         key = ("shapes", renderer.hash)
         if key not in learnt:
             learnt[key] = find_constants(renderer.source), _writes_arguments_whole(renderer)
@@ -190,7 +175,6 @@ class Finder:
         return verdict
 
     def render(self, size: int, *, prompt: bool = False) -> Rendered:
-        """Render the first `size` messages."""
         try:
             return self._renderer.render(self._chat[:size], self._tools, prompt=prompt)
         except TemplateError as error:
@@ -209,7 +193,7 @@ class Finder:
                     raise self._name_others(refusal, turns[number + 1 :]) from None
             plans[turn] = plan
         groups: list[Group] = []
-        parts = self._split(turns, plans)
+        parts = self._split(turns, {turn: plan.verdict for turn, plan in plans.items()})
         apart = [part[-1] for part in parts if not _is_rendered(plans[part[-1]].verdict)]
         history = self._find_history(apart, verify=verify)
         for members in parts:
@@ -221,7 +205,7 @@ class Finder:
             # Keep messages after the last turn if the render of the whole conversation can be used.
             size = len(self._chat) if last == turns[-1] and verdict.continues else last + 1
             rendered = self.render(size)
-            own = _pieces_by_message(rendered)
+            own = rendered.pieces_by_message()
             regions = [
                 self._place(rendered, own, turn, plans[turn], is_inner=turn < last or size > last + 1)
                 for turn in members
@@ -239,12 +223,12 @@ class Finder:
         more = ", ".join(map(str, others[:_MAX_NAMED])) + (", ..." if len(others) > _MAX_NAMED else "")
         return Refusal(refusal.reason, f"{refusal.detail}; the same in message {more}", message=refusal.message)
 
-    def _split(self, turns: list[int], plans: dict[int, _Plan]) -> list[list[int]]:
+    def _split(self, turns: list[int], verdicts: dict[int, Verdict]) -> list[list[int]]:
         """Group turns that share a sequence: each has the prefix property, except the last of a group."""
         groups: list[list[int]] = [[]]
         for turn, following in itertools.zip_longest(turns, turns[1:]):
             groups[-1].append(turn)
-            if following is not None and not (plans[turn].verdict.continues and self._is_chain(turn, following)):
+            if following is not None and not (verdicts[turn].continues and self._is_chain(turn, following)):
                 groups.append([])
         return groups
 
@@ -265,13 +249,13 @@ class Finder:
         literals = plan.inner if is_inner else plan.outer
         region = _place_turn(rendered, own.get(turn, []), turn, literals) if literals is not None else None
         if region is not None:
-            return _note(region, plan.verdict)
-        # The skeleton does not match: judge the turn on the whole conversation.
+            verdict = plan.verdict
+            return region._replace(rule=verdict.rule, end_added=verdict.end_added, is_declared=verdict.is_declared)
         verdict = self.judge(turn)
         shown = verdict.following if is_inner else verdict.shown
         if verdict.is_joined or shown is None or not rendered.text.startswith(shown.rendered.text[: shown.end]):
             raise _UnlikeShape
-        return _note(Region(turn, shown.prompt, shown.start, shown.end, shown.stop), verdict)
+        return _region_of(turn, shown, verdict)
 
     def _locate_judged(self, members: list[int], plans: dict[int, _Plan], history: History | None) -> Located:
         """Locate a sequence whose last turn is not shown by the render of the conversation up to it."""
@@ -280,7 +264,7 @@ class Finder:
         known = history.missing_before(last) if history is not None and verdict is not None else None
         verdict = verdict or self.judge(last)
         rendered = verdict.shown.rendered
-        own = _pieces_by_message(rendered)
+        own = rendered.pieces_by_message()
         regions = [self._place(rendered, own, turn, plans[turn], is_inner=True) for turn in members[:-1]]
         return self._finish_shown(verdict, last, regions, known)
 
@@ -298,8 +282,7 @@ class Finder:
         return history if is_alike else None
 
     def _judge_excerpt(self, turn: int, expected: Verdict, history: History) -> Verdict | None:
-        """Judge a turn on an excerpt, the messages around it. None if the verdict differs from the skeleton's
-        (`expected`), or if the history shows the turn or the text before it differently."""
+        """Judge a turn on the messages around it; None if skeleton or history show the turn differently."""
         window = self._shapes.window(turn)
         place, chat = window.index(turn), [self._chat[number] for number in window]
         case = Case(self._tokenizer, self._renderer, chat, self._tools, place, is_excerpt=True)
@@ -320,34 +303,26 @@ class Finder:
         self, verdict: Verdict, last: int, regions: list[Region], known: Missing | None = None
     ) -> Located:
         """Build a sequence that ends with a turn, from the render in its verdict."""
-        shown = verdict.shown
-        region = Region(last, shown.prompt, shown.start, shown.end, shown.stop)
-        rendered = shown.rendered
+        shown, rendered = verdict.shown, verdict.shown.rendered
         if verdict.source == "next" and not verdict.is_joined:  # cut off the probe or next message after the turn
             pieces = [piece for piece in rendered.pieces if piece.end <= shown.end and piece.message <= last]
             rendered = Rendered(rendered.text[: shown.end], pieces)
-        located = self.finish(rendered, [*regions, _note(region, verdict)], last + 1, known)
+        located = self.finish(rendered, [*regions, _region_of(last, shown, verdict)], last + 1, known)
         return located._replace(is_joined=verdict.is_joined)
 
     def locate_by_definition(self, turns: list[int]) -> list[Group]:
         """Locate turns by judging each on the whole conversation: slow, but always right."""
         verdicts = {turn: self.judge(turn) for turn in turns}
         groups: list[Group] = []
-        members: list[int] = []
-        for turn, following in itertools.zip_longest(turns, turns[1:]):
-            members.append(turn)
-            verdict = verdicts[turn]
-            if following is not None and verdict.continues and self._is_chain(turn, following):
-                continue
+        for *members, last in self._split(turns, verdicts):
             regions = []
-            for number in members[:-1]:
+            for number in members:
                 shown = verdicts[number].following
-                if shown is None or not verdict.shown.rendered.text.startswith(shown.rendered.text[: shown.end]):
+                text = verdicts[last].shown.rendered.text
+                if shown is None or not text.startswith(shown.rendered.text[: shown.end]):
                     raise Refusal("context_differs", "later prompts do not continue this turn", message=number)
-                region = Region(number, shown.prompt, shown.start, shown.end, shown.stop)
-                regions.append(_note(region, verdicts[number]))
-            groups.append((self._chat[: turn + 1], self._finish_shown(verdict, turn, regions)))
-            members = []
+                regions.append(_region_of(number, shown, verdicts[number]))
+            groups.append((self._chat[: last + 1], self._finish_shown(verdicts[last], last, regions)))
         return groups
 
     def finish(self, rendered: Rendered, regions: list[Region], size: int, known: Missing | None = None) -> Located:
@@ -360,8 +335,7 @@ class Finder:
         return Located(rendered, regions, left_out.dropped, self._probed, left_out.prompt_dropped, left_out.num_images)
 
     def _verify(self, groups: list[Group], *, verify: Verify, joined: bool) -> None:
-        """Compare prompts with those of inference, for all turns or a sample. `joined`: include turns that are joined
-        to their prompts."""
+        """Compare prompts with those of inference; `joined`: also of turns that are joined to their prompts."""
         compared = [located for _, located in groups if joined or not located.is_joined]
         regions = [(located, region) for located in compared for region in located.regions]
         is_long = len(regions) > _VERIFIED
@@ -369,7 +343,9 @@ class Finder:
         every = every or (is_long and not is_regular(self._tokenizer, self._renderer))
         # Not only the last turn was judged on the whole conversation.
         every = every or (joined and self._probed > 1)
-        for located, region in reversed(regions if every else _sample(regions)):
+        if is_long and not every:  # the first, the last, and some between
+            regions = [regions[number * (len(regions) - 1) // (_VERIFIED - 1)] for number in range(_VERIFIED)]
+        for located, region in reversed(regions):
             try:
                 prompt = self._renderer.text(self._chat[: region.message], self._tools, prompt=True)
             except TemplateError as error:
@@ -384,34 +360,17 @@ def _is_rendered(verdict: Verdict) -> bool:
     return verdict.source == "last" and not verdict.is_joined
 
 
-def _note(region: Region, verdict: Verdict) -> Region:
-    return region._replace(rule=verdict.rule, end_added=verdict.end_added, is_declared=verdict.is_declared)
-
-
-def _sample(items: list[_Placed]) -> list[_Placed]:
-    """Return the first, the last, and some between."""
-    size = len(items)
-    if size <= _VERIFIED:
-        return items
-    return [items[number * (size - 1) // (_VERIFIED - 1)] for number in range(_VERIFIED)]
-
-
-def _pieces_by_message(rendered: Rendered) -> dict[int, list[int]]:
-    """Map messages to the indices of their pieces, ascending."""
-    own: dict[int, list[int]] = {}
-    for number, piece in enumerate(rendered.pieces):
-        own.setdefault(piece.message, []).append(number)
-    return own
+def _region_of(turn: int, shown: Shown, verdict: Verdict) -> Region:
+    noted = verdict.rule, verdict.end_added, verdict.is_declared
+    return Region(turn, shown.prompt, shown.start, shown.end, shown.stop, *noted)
 
 
 def _describe(verdict: Verdict, turn: int) -> _Plan:
-    """Read the literals around the turn of a verdict."""
     inner = None if verdict.following is None else _read_literals(verdict.following, turn)
     return _Plan(_forget_renders(verdict), _read_literals(verdict.shown, turn), inner)
 
 
 def _forget_renders(verdict: Verdict) -> Verdict:
-    """Drop the renders of a verdict."""
     empty = Shown(Rendered("", []), 0, 0, 0, None, ())
     return verdict._replace(shown=empty, following=None)
 
@@ -445,7 +404,6 @@ def _read_literals(shown: Shown, turn: int) -> _Literals:
 def _place_turn(rendered: Rendered, own: list[int], turn: int, learnt: _Literals) -> Region | None:
     """Find the turn's literals in the conversation; None if they differ from those of the skeleton."""
     pieces, text = rendered.pieces, rendered.text
-    # The turn's pieces; later ones repeat its text (a call's name in the header of the result).
     size = len(own) - learnt.later
     if size < 0 or bool(size) != bool(learnt.fields):
         return None
@@ -459,7 +417,6 @@ def _place_turn(rendered: Rendered, own: list[int], turn: int, learnt: _Literals
     before = pieces[first - 1].end if first else 0
     after = pieces[beyond].start if beyond < len(pieces) else len(text)
     lead_end = pieces[first].start if size else after
-    # Compare the literals before the turn, at its beginning and after it.
     if text[before:lead_end] != learnt.lead:
         return None
     if learnt.opening and (
@@ -476,9 +433,6 @@ def has_tested_word(renderer: Template, text: str) -> bool:
     """Return whether a conversation contains a plain word that the template tests for; skeletons do not contain it."""
     words = find_tested_words(renderer.source)
     return words is not None and words.search(text) is not None
-
-
-# Properties of a template, tested once on small conversations; and refusals of conversations that it rejects.
 
 
 def is_regular(tokenizer: ChatTokenizer, renderer: Template) -> bool:
@@ -536,16 +490,13 @@ def _template_refusal(renderer: Template, chat: Chat, tools: list[Json] | None, 
 
 
 def _writes_arguments_whole(renderer: Template) -> bool:
-    """Return whether the template writes a call's arguments in one piece."""
     function = {"name": "zqf", "arguments": {"zqa": "zqx", "zqb": 5, "zqc": ["zqy"]}}
     call = {"id": "zq0000000", "type": "function", "function": function}
     for content in ("", None):
         turn = {"role": "assistant", "content": content, "tool_calls": [call]}
-        try:
-            rendered = renderer.render([{"role": "user", "content": "zqu"}, turn], None)
-        except TemplateError:
-            continue
-        texts = [rendered.text[piece.start : piece.end] for piece in rendered.pieces if piece.field == CALL]
-        if texts:
+        rendered = try_render(renderer, [{"role": "user", "content": "zqu"}, turn])
+        pieces = [] if rendered is None else [piece for piece in rendered.pieces if piece.field == CALL]
+        if rendered is not None and pieces:
+            texts = [rendered.text[piece.start : piece.end] for piece in pieces]
             return any("zqa" in text and "zqy" in text for text in texts)
     return False

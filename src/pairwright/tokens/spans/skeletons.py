@@ -146,7 +146,6 @@ class Shapes:
 
 
 def build_skeleton(keys: list[Any]) -> Chat:
-    """Build a conversation of these shapes with distinct placeholders."""
     chat: Chat = []
     calls: list[str] = []
     for number, key in enumerate(keys):
@@ -164,7 +163,6 @@ def build_skeleton(keys: list[Any]) -> Chat:
 
 
 def _fill_holes(text: str, number: int) -> str:
-    """Fill each hole with a distinct placeholder."""
     first, *rest = text.split(_HOLE)
     return first + "".join(f"zq{number}z{place}z{part}" for place, part in enumerate(rest))
 

@@ -55,7 +55,6 @@ SCHEMA = pa.schema(
     ]
 )
 _ARRAYS = ("ids", "mask", "message_index", "paint", "logprobs", "weights")  # columns with a value for each token
-# Columns of the mapped file.
 _MAPPED = ("key", "id", "side", "number", "prompt_length", "num_tokens", *_ARRAYS, "report")
 _decode_report = msgspec.json.Decoder(Report).decode
 
@@ -66,14 +65,26 @@ def write_part(output: Place, rows: list[Json]) -> None:
     _write_parquet(output / f"sequences-{new_segment_id()}.parquet", pa.Table.from_arrays(columns, schema=SCHEMA))
 
 
+def sequence_row(key: str, name: str, side: str, sequence: Sequence, number: int = 0) -> Json:
+    """Return a sequence of the item `name` as a row for `write_part`."""
+    return {
+        "key": key,
+        "id": name,
+        "side": side,
+        "number": number,
+        "num_tokens": len(sequence),
+        "num_trained": sequence.num_trained,
+        **{column: getattr(sequence, column) for column in _ARRAYS},
+        "report": msgspec.json.encode(sequence.report).decode(),
+    }
+
+
 def write_items(output: Place, keys: list[str]) -> None:
     """Record the keys of the last run's items, in source order."""
     _write_parquet(output / ITEMS, pa.table({"key": pa.array(keys, pa.string())}))
 
 
 def scan_cache(output: Place) -> pl.LazyFrame:
-    """Scan the rows of all runs."""
-    # The empty table provides the schema for a folder without parts.
     empty = pl.DataFrame(SCHEMA.empty_table()).lazy()
     # Diagonal: a part written before a column existed gets nulls.
     return pl.concat([empty, *(scan_parquet(part, SCHEMA) for part in _list_parts(output))], how="diagonal")
@@ -107,7 +118,7 @@ class CachedPairs:
 
     def __init__(self, output: Path) -> None:
         self._rows = _Rows(output)
-        sides = [self._side(name) for name in ("chosen", "rejected")]
+        sides = [self._rows.frame.filter(pl.col("side") == name) for name in ("chosen", "rejected")]
         # Both sides of a pair have the `place` of its item in the source.
         frame = sides[0].join(sides[1], on="place", how="inner", maintain_order="left", suffix="_rejected")
         if not frame.height and self._rows.frame.height:
@@ -127,9 +138,6 @@ class CachedPairs:
 
     def __iter__(self) -> Iterator[EncodedPair]:
         return (self[position] for position in range(len(self)))
-
-    def _side(self, name: str) -> pl.DataFrame:
-        return self._rows.frame.filter(pl.col("side") == name)
 
 
 class CachedSequences:
@@ -249,8 +257,6 @@ def _write_parquet(path: Place, table: pa.Table) -> None:
         pq.write_table(table, temporary, compression="zstd", compression_level=1)
 
 
-# The manifest: counts of the items of one source, from the cache.
-
 _LOSSES = {
     "with_dropped_content": "lack text or calls that the model generated: the chat template does not render them",
     "with_dropped_prompt_content": "lack text, calls or tool schemas of the prompt: the chat template does not render "
@@ -279,7 +285,6 @@ def count_items(output: Place, keys: list[str], num_cached: int) -> dict[str, An
     lengths = good["num_tokens"]
     reports = [msgspec.json.decode(text) for text in good["report"].to_list()]
     per_item = good.group_by("key", "side").len()["len"]  # more than one: the template rewrites history
-    # A refused item has exactly one row.
     num_encoded = wanted.height - int(rows.height - good.height)
     inexact = {
         key
@@ -330,7 +335,6 @@ def count_items(output: Place, keys: list[str], num_cached: int) -> dict[str, An
 
 
 def _count_credit(sides: list[str], reports: list[Json]) -> dict[str, dict[str, int]]:
-    """Count verdicts on turns by side ("runs", "chosen", "rejected"); empty if no sequence has credit."""
     counts: dict[str, Counter[str]] = {}
     for side, report in zip(sides, reports, strict=True):
         for _, verdict, _, _ in report.get("credit", ()):

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
+from pairwright.tokens.encode import encode_turns
 from pairwright.tokens.encode_options import EncodeOptions
-from pairwright.tokens.encode_turns import encode_turns
 from pairwright.tokens.message_dialect import adapt_records, find_forms
 from pairwright.tokens.refusals import Refusal, TemplateError
 from pairwright.tokens.spans.regions import is_regular
@@ -115,7 +115,6 @@ def _check_cases(cases: tuple[CaseCheck, ...]) -> list[Quirk]:
 
 
 def _check_renders(tokenizer: ChatTokenizer) -> list[Quirk]:
-    """List messages that the template refuses or does not render."""
     quirks = []
     for name, (messages, word) in PROBES.items():
         try:
@@ -133,11 +132,9 @@ def _example(tokenizer: ChatTokenizer, *, supports_tools: bool) -> tuple[tuple[s
     question, *_, answer = EXAMPLE
     messages, tools = (EXAMPLE, [TOOL]) if supports_tools else ((question, answer), None)
     try:
-        # The last sequence has the longest context.
         sequence = encode_turns(tokenizer, messages, tools, EncodeOptions(allow_dropped=True))[-1]
     except Refusal:
         return ()
     tokens = zip(sequence.ids, sequence.mask, strict=True)
-    # Runs of trained and untrained tokens, each decoded as a whole.
     runs = itertools.groupby(tokens, key=lambda item: bool(item[1]))
     return tuple((tokenizer.decode([token for token, _ in group]), trained) for trained, group in runs)

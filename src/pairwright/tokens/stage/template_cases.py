@@ -14,8 +14,8 @@ from jinja2 import nodes
 
 from pairwright.generate.template_variables import list_variables
 from pairwright.records.messages import Json, Message, ToolCall
+from pairwright.tokens.encode import encode_turns
 from pairwright.tokens.encode_options import EncodeOptions
-from pairwright.tokens.encode_turns import encode_turns
 from pairwright.tokens.refusals import WAY_OUT, Refusal, TokensError
 from pairwright.tokens.template.environment import ChatEnvironment
 from pairwright.tokens.tokenizer import ChatTokenizer
@@ -165,7 +165,6 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 def try_cases(tokenizer: ChatTokenizer) -> tuple[CaseCheck, ...]:
-    """Test every case with this tokenizer's template."""
     return tuple(_try_case(tokenizer, name, messages) for name, messages in CASES.items())
 
 
@@ -199,7 +198,6 @@ def count_dropped(cases: tuple[CaseCheck, ...]) -> dict[str, int]:
 
 
 def count_exact(cases: tuple[CaseCheck, ...]) -> tuple[int, int]:
-    """Count exact cases, and how many of these are one sequence."""
     exact = [case for case in cases if case.is_exact]
     return len(exact), sum(case.num_sequences == 1 for case in exact)
 
