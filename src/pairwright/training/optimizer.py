@@ -21,7 +21,6 @@ def default_rate(num_parameters: int) -> float:
 
 def make_optimizer(parameters: dict[str, Any], settings: TrainConfig, rate: float) -> Any:
     """Create an optimizer; weight decay applies to matrices, not to vectors."""
-    # Biases and norms are vectors.
     decayed = [tensor for tensor in parameters.values() if tensor.ndim >= 2]
     others = [tensor for tensor in parameters.values() if tensor.ndim < 2]
     groups = [
@@ -45,7 +44,6 @@ def clip_gradients(parameters: Iterable[Any], max_norm: float) -> float:
     """Clip gradients to a norm (0: no clipping); return the norm before clipping."""
     tensors = list(parameters)
     norm = torch.nn.utils.get_total_norm([tensor.grad for tensor in tensors if tensor.grad is not None])
-    # Clipping to an infinite norm changes nothing.
     torch.nn.utils.clip_grads_with_norm_(tensors, max_norm or float("inf"), norm)
     return float(norm)
 
