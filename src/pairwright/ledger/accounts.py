@@ -91,7 +91,6 @@ def account(
         place = (row.key, row.turn)
         if place not in best or _RANK.get(row.fate, 2) < _RANK.get(best[place].fate, 2):
             best[place] = row
-        # Hash of the recorded ids, if any.
         sampled = answers[row.key].digests.get(row.turn) if row.key in answers else None
         if row.fate == TRAINED and sampled is not None:
             num_recorded += 1
@@ -130,6 +129,5 @@ def account(
             enter(held.fate, held.tokens)
             if tokens is not None and tokens > held.tokens:
                 enter("first token of a sequence: nothing predicts it", tokens - held.tokens, turns=0)
-    order = {TRAINED: 0}
-    total.fates = sorted(fates.values(), key=lambda fate: (order.get(fate.name, 1), -fate.tokens, fate.name))
+    total.fates = sorted(fates.values(), key=lambda fate: (fate.name != TRAINED, -fate.tokens, fate.name))
     return total

@@ -44,7 +44,6 @@ def read_answers(tables: Iterable[Table], *, use_recorded: bool = True) -> tuple
                 # The first record with a key is used; the others are only counted.
                 num_repeated += key in answers
                 if not use_recorded:
-                    # Keep the turns, without their numbers of tokens.
                     answer.turns, answer.digests = dict.fromkeys(answer.turns), {}
                 answers.setdefault(key, answer)
     return answers, num_repeated

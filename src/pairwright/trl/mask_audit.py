@@ -27,6 +27,7 @@ from pairwright.tokens import ChatTokenizer, TokensError
 from pairwright.tokens.encode_pairs import encode_pair
 from pairwright.tokens.recorded import encode_experience
 from pairwright.tokens.sequence import Paint, Sequence
+from pairwright.tokens.spans.grammar import count_common
 from pairwright.tokens.stage.paint import PALETTE
 
 _TRL_ROWS = ({"chosen", "rejected"}, {"prompt", "completion"}, {"messages"})
@@ -195,10 +196,7 @@ def _encode(tokenizer: ChatTokenizer, record: Experience) -> list[list[Sequence]
 
 
 def _align(ids: Any, sequences: list[Sequence]) -> tuple[Any, Any, Any]:
-    """Return our paint of TRL's tokens, which of them were generated, and which we have.
-
-    A template that rewrites history gives several sequences: a token is generated if it is generated in one of them.
-    """
+    """Return our paint of TRL's tokens, which were generated in one of our sequences, and which we have."""
     paints = np.zeros(len(ids), np.int8)
     is_generated, is_known = np.zeros(len(ids), bool), np.zeros(len(ids), bool)
     for sequence in sequences:
@@ -218,10 +216,8 @@ def _matches(left: list[int], right: list[int]) -> list[tuple[int, int, int]]:
     >>> _matches([1, 2, 3, 4, 9], [1, 7, 3, 8, 4, 9])
     [(0, 0, 1), (2, 2, 1), (3, 4, 2)]
     """
-    shortest = min(len(left), len(right))
-    start = next((number for number in range(shortest) if left[number] != right[number]), shortest)
-    rest = shortest - start
-    end = next((number for number in range(rest) if left[-1 - number] != right[-1 - number]), rest)
+    start = count_common(left, right)
+    end = count_common(left[start:][::-1], right[start:][::-1])
     middle = SequenceMatcher(None, left[start : len(left) - end], right[start : len(right) - end], autojunk=False)
     inner = [(start + one, start + other, size) for one, other, size in middle.get_matching_blocks() if size]
     return [(0, 0, start), *inner, (len(left) - end, len(right) - end, end)]
