@@ -545,8 +545,8 @@ def _end_turn(case: Case, terms: Terms) -> Verdict | None:
 
 def _missing_end(case: Case) -> tuple[str, str | None]:
     """Return the text that both renders write behind a turn without an end, and the row's end, else EOS."""
-    names = (str(case.tokenizer.special_tokens.get("eos_token")), *sorted(case.tokenizer.eos))
-    stop = case.declared_end or next((name for name in names if name in case.tokenizer.added), None)
+    names = (case.declared_end, str(case.tokenizer.special_tokens.get("eos_token")), *sorted(case.tokenizer.eos))
+    stop = next((name for name in names if name in case.tokenizer.added), None)
     closing = _tail_of(case, case.last)
     if case.next is not None:
         closing = closing[: count_common(closing, _tail_of(case, case.next))]
