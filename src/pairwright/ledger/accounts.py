@@ -15,31 +15,28 @@ _RANK = {TRAINED: 0, HELD_OUT: 1, MASKED: 3, NOT_SELECTED: 4}
 
 
 class Fate(msgspec.Struct):
-    """The fate of turns. `tokens` counts known tokens; `num_uncounted` turns have neither recorded ids nor an
-    encoding."""
+    """The fate of turns, and the known tokens of these turns."""
 
     name: str
     turns: int = 0
     tokens: int = 0
-    num_uncounted: int = 0
+    num_uncounted: int = 0  # turns that have neither recorded ids nor an encoding
 
 
 class Account(msgspec.Struct, kw_only=True):
-    """`drawn_tokens` sums the tokens of drawn turns, `loss_tokens` those in losses, counted by the training loop.
-    `num_as_sampled` of the `num_recorded` trained turns with recorded ids were trained with exactly these ids.
-    `added_tokens` counts added tokens of trained sequences, `num_with_added` the sequences that have some."""
+    """What happened to the generated turns of a channel."""
 
     channel: str
     experiences: int
     turns: int
     tokens: int
     fates: list[Fate]
-    drawn_tokens: int = 0
-    loss_tokens: int = 0
-    num_recorded: int = 0
-    num_as_sampled: int = 0
-    added_tokens: int = 0
-    num_with_added: int = 0
+    drawn_tokens: int = 0  # tokens of drawn turns
+    loss_tokens: int = 0  # tokens in losses, counted by the training loop
+    num_recorded: int = 0  # trained turns with recorded ids
+    num_as_sampled: int = 0  # those that were trained with exactly these ids
+    added_tokens: int = 0  # added tokens of trained sequences
+    num_with_added: int = 0  # trained sequences that have some
 
     @property
     def problems(self) -> list[str]:

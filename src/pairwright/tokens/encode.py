@@ -118,21 +118,14 @@ def _texts(messages: Messages) -> list[Message]:
 
 
 class Prepared(NamedTuple):
-    """A conversation in the form that the template takes.
+    """A conversation in the form that the template takes."""
 
-    tokenizer      with the template in the record's mode
-    chat, tools    the messages and schemas
-    generated      indices of the messages that the model generated
-    rewritten_ids  number of rewritten call ids
-    mode           template variables that switch thinking on or off, because the record has reasoning or lacks it
-    """
-
-    tokenizer: ChatTokenizer
+    tokenizer: ChatTokenizer  # with the template in the record's mode
     chat: Chat
     tools: list[Json] | None
-    generated: list[int]
-    rewritten_ids: int
-    mode: Json
+    generated: list[int]  # indices of the messages that the model generated
+    rewritten_ids: int  # number of rewritten call ids
+    mode: Json  # variables that switch thinking on or off, because the record has reasoning or lacks it
 
 
 def prepare_chat(

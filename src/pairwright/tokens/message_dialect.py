@@ -35,26 +35,16 @@ _LONG_ID = "call_zq0000000001"
 
 
 class Forms(msgspec.Struct, frozen=True):
-    """The message form that a template takes.
+    """The message form that a template takes."""
 
-    arguments    "object" or "text"
-    empty        content beside calls without text: None or ""
-    drops_text   arguments are rendered as an object, but not as JSON text
-    needs_text   arguments are accepted as JSON text, but refused as an object
-    wants_parts  content is rendered as a list of parts, but not as text
-    short_ids    call ids other than nine letters or digits are refused
-    thought_tags  tags of the thinking block, if the template writes an empty one before text that begins with one
-    reasoning_key  the key under which reasoning is rendered, if it is not one of transformers' keys
-    """
-
-    arguments: str = "object"
-    empty: str | None = None
-    drops_text: bool = False
-    needs_text: bool = False
-    wants_parts: bool = False
-    short_ids: bool = False
-    thought_tags: Tags | None = None
-    reasoning_key: str = ""
+    arguments: str = "object"  # or "text"
+    empty: str | None = None  # content beside calls without text: None or ""
+    drops_text: bool = False  # arguments are rendered as an object, but not as JSON text
+    needs_text: bool = False  # arguments are accepted as JSON text, but refused as an object
+    wants_parts: bool = False  # content is rendered as a list of parts, but not as text
+    short_ids: bool = False  # call ids other than nine letters or digits are refused
+    thought_tags: Tags | None = None  # if the template writes an empty thinking block before text that begins with one
+    reasoning_key: str = ""  # key under which reasoning is rendered, if it is not one of transformers' keys
 
 
 def move_thought(message: Json, tags: Tags) -> Json:

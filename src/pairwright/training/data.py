@@ -34,22 +34,13 @@ from pairwright.store.conditions import parse_where
 from pairwright.store.table import Table
 from pairwright.tokens.batch.collate import Tree, as_tree
 from pairwright.tokens.sequence import Sequence, weigh_by_credit
-from pairwright.tokens.stage.cache import CachedPairs, CachedSequences, list_refusals
+from pairwright.tokens.stage.cache import LOSSES, CachedPairs, CachedSequences, list_refusals
 from pairwright.tokens.stage.stage import encode_into, read_encoded
 from pairwright.training.token_signals import TokenSignals, read_token_signals
 
 Show = Callable[[int, int], None]
 NUM_RECENT = 2048  # pairs or runs whose trees are kept in memory
 FILTERED = "filtered by --where"  # rows for which `train.where` does not hold
-# Field of a sequence's report -> its name in `counts`.
-LOSSES = {
-    "dropped": "with_dropped_content",
-    "prompt_dropped": "with_dropped_prompt_content",
-    "images": "with_images_left_out",
-    "left_out": "with_turns_left_out",
-    "added_tokens": "with_added_tokens",
-    "declared": "with_declared_turns",
-}
 UNUSED = ("teacher_logprobs", "returns", "custom_fields")  # recorded with runs, but not used by training
 _messages_of = msgspec.json.Decoder(tuple[Message, ...]).decode
 _tools_of = msgspec.json.Decoder(tuple[Json, ...]).decode
@@ -180,10 +171,7 @@ class ChosenSides(PairData):
 
 @dataclass(frozen=True)
 class PolicyData(_Trees):
-    """Runs of an experience table: sequences with reward (NaN: unscored) and group.
-
-    The last `num_validation` are held out. `signals` has values recorded for single tokens.
-    """
+    """Runs of an experience table: sequences with reward (NaN: unscored) and group."""
 
     ids: list[str]
     sequences: "SelectedSequences"
@@ -191,9 +179,9 @@ class PolicyData(_Trees):
     rewards: Array
     groups: Array
     counts: dict[str, int]
-    num_validation: int = 0
+    num_validation: int = 0  # the last ones are held out
     refusals: dict[str, str] = field(default_factory=dict)
-    signals: TokenSignals = field(default_factory=TokenSignals)
+    signals: TokenSignals = field(default_factory=TokenSignals)  # values recorded for single tokens
     uses_credit: bool = False  # tokens count by the values of their turns
     _recent: dict[int, Looked] = field(default_factory=dict)
 

@@ -30,11 +30,10 @@ from pairwright.tokens.encode_options import EncodeOptions
 from pairwright.tokens.hints import Hinter
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Origin
-from pairwright.tokens.stage.cache import CachedSequences, sequence_row, write_items, write_part
+from pairwright.tokens.stage.cache import LOSSES, CachedSequences, sequence_row, write_items, write_part
 from pairwright.tokens.teacher_sequences import Distillation, distill_experience, truncate_distillation
 from pairwright.tokens.tokenizer import load_tokenizer
 from pairwright.training.data import (
-    LOSSES,
     DataError,
     PolicyData,
     SelectedSequences,

@@ -22,6 +22,7 @@ from pairwright.interrupts import interrupt
 from pairwright.ledger.trained import write_trained
 from pairwright.paths import claim_folder
 from pairwright.records.messages import content_hash
+from pairwright.tokens.stage.cache import LOSSES
 from pairwright.tokens.tokenizer import choose_template
 from pairwright.training.channels.channel import Channel
 from pairwright.training.channels.channels import load_channels, token_options, use_tokens
@@ -37,13 +38,13 @@ from pairwright.training.checkpoint import (
     save_checkpoint,
 )
 from pairwright.training.chosen_watch import ChosenWatch
-from pairwright.training.data import LOSSES, UNUSED
+from pairwright.training.data import UNUSED
 from pairwright.training.metrics import REPORTERS, Log, Progress, Sums, add, check_reporters, means
 from pairwright.training.model.load_model import model_hash, save_model, trainable
 from pairwright.training.model.policy_model import open_policy
 from pairwright.training.model.ranks import Ranks
 from pairwright.training.model.reference import ReferenceCache
-from pairwright.training.optimizer import clip_gradients, default_rate, learning_rate, make_optimizer, set_learning_rate
+from pairwright.training.optimizer import clip_gradients, default_rate, learning_rate, make_optimizer
 from pairwright.training.run_dir import RunFolder
 
 
@@ -300,7 +301,8 @@ class Training:
                 f"step {step + 1}: loss {loss_value:.4g}, gradient norm {norm:.4g}: stopped before the update; "
                 f"the batch is in {self.dump('bad')}. Try a lower learning rate, or look at the batch"
             )
-        set_learning_rate(self.optimizer, rate)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
         self.optimizer.step()
         return {**sums, "loss": (loss_value, 1.0), "grad_norm": (norm, 1.0)}
 

@@ -63,8 +63,3 @@ def learning_rate(step: int, num_steps: int, settings: TrainConfig, rate: float)
     done = (step - settings.warmup_steps) / max(1, num_steps - settings.warmup_steps)
     share = 1 - done if settings.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
     return settings.min_learning_rate + (rate - settings.min_learning_rate) * share
-
-
-def set_learning_rate(optimizer: Any, rate: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = rate

@@ -34,29 +34,21 @@ _TRL_ROWS = ({"chosen", "rejected"}, {"prompt", "completion"}, {"messages"})
 
 
 class Audit(msgspec.Struct, kw_only=True):
-    """Counts over all rows that we encode exactly.
-
-    trained       tokens that TRL would train
-    generated     tokens that the model generated
-    both          tokens that are trained and were generated
-    not_generated trained tokens that the model did not generate, by kind; "encoded otherwise" are tokens that the exact
-                  sequence does not have, such as quotes of arguments that were encoded twice
-    left_out      generated tokens that TRL would not train, including those of rows that it drops
-    rows_left_out rows that TRL drops
-    refused       rows that we cannot encode exactly, by reason; excluded from the counts
-    """
+    """Counts over all rows that we encode exactly."""
 
     trainer: str
     rows: int = 0
     sequences: int = 0
     equal: int = 0
-    trained: int = 0
-    generated: int = 0
+    trained: int = 0  # tokens that TRL would train
+    generated: int = 0  # tokens that the model generated
     both: int = 0
-    left_out: int = 0
-    rows_left_out: int = 0
+    left_out: int = 0  # generated tokens that TRL would not train, including those of rows that it drops
+    rows_left_out: int = 0  # rows that TRL drops
+    # Trained tokens that the model did not generate, by kind; "encoded otherwise" are tokens that the exact sequence
+    # does not have, such as quotes of arguments that were encoded twice.
     not_generated: dict[str, int] = {}
-    refused: dict[str, int] = {}
+    refused: dict[str, int] = {}  # rows that we cannot encode exactly, by reason; excluded from the counts
 
 
 def audit_file(path: Path, tokenizer: Path, *, arguments: Json | None = None) -> Audit:
@@ -93,18 +85,18 @@ def _read(path: Path) -> tuple[dict[int, Experience], set[str] | None]:
     keys: set[str] | None = None
     numbers: dict[int, int] = {}  # line of a row -> its number
     if layout.shape == "lines":
+        names: set[str] = set()
         with open(path, "rb") as file:
-            lines = [number for number, line in enumerate(file, start=1) if line.strip()]
-        with open(path, "rb") as file:
-            first = next(line for line in file if line.strip())
-        names = set(msgspec.json.decode(first))
+            for line, text in enumerate(file, start=1):
+                if text.strip():
+                    names = names or set(msgspec.json.decode(text))
+                    numbers[line] = len(numbers)
         keys = names if any(known <= names for known in _TRL_ROWS) else None
-        numbers = {line: number for number, line in enumerate(lines)}
     records: dict[int, Experience] = {}
     for number, record in enumerate(read_file(path, layout, Options())):
         if isinstance(record, Experience):
-            line = None if record.source is None else record.source.line
-            records[number if keys is None or line is None else numbers[line]] = record
+            place = None if record.source is None else record.source.line
+            records[number if keys is None or place is None else numbers[place]] = record
     if not records:
         raise PairwrightError(f"{path}: no record to audit")
     return records, keys

@@ -32,12 +32,9 @@ _ARGUMENTS = ("arguments", "parameters", "input")
 
 
 class LeftOut(NamedTuple):
-    """`dropped`: fields of trained turns; `prompt_dropped`: fields of other messages, and (-1, "tools") if a tool
-    schema is not rendered; `num_images`: content parts other than text."""
-
-    dropped: Fields
-    prompt_dropped: Fields
-    num_images: int
+    dropped: Fields  # of trained turns
+    prompt_dropped: Fields  # of other messages, and (-1, "tools") if a tool schema is not rendered
+    num_images: int  # content parts other than text
 
 
 def find_left_out(

@@ -42,18 +42,12 @@ Source = Literal["next", "last"]
 
 
 class Terms(NamedTuple):
-    """What the user allows, and whether the law applies.
+    """What the user allows, and whether the law applies."""
 
-    require_stop       a turn needs a token that ends it
-    close_thoughts     close a thought that the prompt opens if the turn has no reasoning
-    allow_dropped      train turns that are not rendered completely
-    is_recorded        the turn's ids are recorded: exempt from the law, only its position is needed
-    """
-
-    require_stop: bool = True
-    close_thoughts: bool = False
-    allow_dropped: bool = False
-    is_recorded: bool = False
+    require_stop: bool = True  # a turn needs a token that ends it
+    close_thoughts: bool = False  # close a thought that the prompt opens if the turn has no reasoning
+    allow_dropped: bool = False  # train turns that are not rendered completely
+    is_recorded: bool = False  # the turn's ids are recorded: exempt from the law, only its position is needed
 
 
 class Fault(NamedTuple):
@@ -64,23 +58,15 @@ class Fault(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """A turn in a render that witnesses it, in characters.
-
-    prompt   end of the prompt
-    start    start of the trained text: after a thought that the template closed
-    end      end of the trained text, stop included
-    stop     the token that ends the turn
-    own      the turn's pieces
-    dropped  the turn's fields that are not rendered
-    """
+    """A turn in a render that witnesses it, in characters."""
 
     rendered: Rendered
-    prompt: int
-    start: int
-    end: int
+    prompt: int  # end of the prompt
+    start: int  # start of the trained text: after a thought that the template closed
+    end: int  # end of the trained text, stop included
     stop: str | None
-    own: tuple[Piece, ...]
-    dropped: tuple[str, ...] = ()
+    own: tuple[Piece, ...]  # the turn's pieces
+    dropped: tuple[str, ...] = ()  # the turn's fields that are not rendered
 
     @property
     def text(self) -> str:
@@ -93,24 +79,15 @@ class Shown(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """How a turn is trained.
+    """How a turn is trained."""
 
-    rule         1, 2 or 3
-    source       the render that shows the turn's text
-    shown        the turn in that render, or in the joined text (prompt followed by the turn)
-    following    the turn in the next turn's prompt, if that witnesses the same text: they share a sequence
-    is_joined    the prompt and the turn come from two renders
-    end_added    no render shows the token that ends the turn
-    is_declared  the text comes from a row that no render shows
-    """
-
-    rule: int
-    source: Source
-    shown: Shown
-    following: Shown | None = None
-    is_joined: bool = False
-    end_added: bool = False
-    is_declared: bool = False
+    rule: int  # 1, 2 or 3
+    source: Source  # the render that shows the turn's text
+    shown: Shown  # the turn in that render, or in the joined text (prompt followed by the turn)
+    following: Shown | None = None  # the turn in the next turn's prompt, if they share a sequence
+    is_joined: bool = False  # the prompt and the turn come from two renders
+    end_added: bool = False  # no render shows the token that ends the turn
+    is_declared: bool = False  # the text comes from a row that no render shows
     continues: bool = False  # `following` exists; kept when the renders are forgotten
 
 

@@ -17,10 +17,9 @@ from pairwright.records.messages import Json
 from pairwright.tokens.refusals import Refusal, TemplateError
 from pairwright.tokens.spans.dropped import Fields, Missing, find_left_out
 from pairwright.tokens.spans.grammar import try_render
-from pairwright.tokens.spans.history import History, move_turn, text_around
 from pairwright.tokens.spans.law import Case, Fault, Shown, Terms, Verdict, judge
 from pairwright.tokens.spans.skeletons import SMALL, Shapes, build_skeleton, find_constants
-from pairwright.tokens.template.render import Rendered, Template
+from pairwright.tokens.template.render import Piece, Rendered, Template
 from pairwright.tokens.template.tested_words import find_tested_words
 from pairwright.tokens.template.tracked_str import CALL, Chat
 from pairwright.tokens.tokenizer import ChatTokenizer
@@ -35,23 +34,16 @@ Verify = Literal["quick", "all"]
 
 
 class Region(NamedTuple):
-    """The generated text of one turn, in character positions of the rendered text.
-
-    prompt       end of the inference prompt; from there to `start` the template closed a thought
-    end          end of the region, after the stop token
-    rule         rule of the law (1, 2 or 3)
-    end_added    no render shows the stop token
-    is_declared  the text comes from a row that no render shows
-    """
+    """The generated text of one turn, in character positions of the rendered text."""
 
     message: int
-    prompt: int
+    prompt: int  # end of the inference prompt; from there to `start` the template closed a thought
     start: int
-    end: int
+    end: int  # after the stop token
     stop: str | None
-    rule: int = 1
-    end_added: bool = False
-    is_declared: bool = False
+    rule: int = 1  # of the law: 1, 2 or 3
+    end_added: bool = False  # no render shows the stop token
+    is_declared: bool = False  # the text comes from a row that no render shows
 
 
 class Located(NamedTuple):
@@ -102,26 +94,48 @@ class _UnlikeShape(Exception):
     """The conversation contradicts the skeletons of its turns."""
 
 
+class _History(NamedTuple):
+    """The longest prompt of a conversation, before `turn`, rendered once. In most templates, shorter prompts are its
+    prefixes: their text, provenance and missing fields (`missing`, by message) are taken from it."""
+
+    turn: int
+    rendered: Rendered
+    missing: dict[int, list[str]]
+
+    @classmethod
+    def of(cls, rendered: Rendered, chat: Chat, tools: list[Json] | None) -> "_History":
+        missing: dict[int, list[str]] = {number: [] for number in range(len(chat))}
+        for number, name in find_left_out(rendered, chat, tools, {}).prompt_dropped:
+            missing.setdefault(number, []).append(name)
+        return cls(len(chat), rendered, missing)
+
+    def find_prompt(self, turn: int, ending: str) -> Rendered | None:
+        """Return the prompt before a turn; `ending` is the template text after its last message. None if text of later
+        messages precedes it."""
+        pieces = [piece for piece in self.rendered.pieces if piece.message < turn]
+        end = pieces[-1].end if pieces else 0
+        if pieces != self.rendered.pieces[: len(pieces)]:
+            return None
+        return Rendered(self.rendered.text[:end] + ending, pieces)
+
+    def missing_before(self, turn: int) -> Missing:
+        """Return the missing fields of messages before a turn, except the last: its fields depend on what follows."""
+        last = next((piece.message for piece in reversed(self.rendered.pieces) if piece.message < turn), None)
+        return {number: names for number, names in self.missing.items() if number != last}
+
+
 class _Literals(NamedTuple):
-    """The literals around a turn's text, and where in them its region starts and ends.
+    """The literals around a turn's text, and where in them its region starts and ends. For a turn without pieces, lead
+    and tail are the same literal."""
 
-    lead    template text from the previous piece to the turn's first piece
-    prompt  end of the prompt, counted from the start of lead; `start`: start of the trained text
-    opening the turn's first characters, if the generation prompt supplies them (a <think> in the content)
-    tail    template text from the turn's last piece to the next message's; the region ends at tail[end]
-    later   number of pieces that repeat the turn's text after its end (a call's name in the result's header)
-    fields  the rendered fields of the turn
-    For a turn without pieces, lead and tail are the same literal.
-    """
-
-    lead: str
-    prompt: int
-    start: int
-    opening: str
-    tail: str
-    end: int
-    later: int
-    fields: frozenset[int]
+    lead: str  # template text from the previous piece to the turn's first piece
+    prompt: int  # end of the prompt, counted from the start of lead
+    start: int  # start of the trained text, counted likewise
+    opening: str  # the turn's first characters, if the generation prompt supplies them (a <think> in the content)
+    tail: str  # template text from the turn's last piece to the next message's
+    end: int  # the region ends at tail[end]
+    later: int  # pieces that repeat the turn's text after its end (a call's name in the result's header)
+    fields: frozenset[int]  # the rendered fields of the turn
     stop: str | None
 
 
@@ -257,7 +271,7 @@ class Finder:
             raise _UnlikeShape
         return _region_of(turn, shown, verdict)
 
-    def _locate_judged(self, members: list[int], plans: dict[int, _Plan], history: History | None) -> Located:
+    def _locate_judged(self, members: list[int], plans: dict[int, _Plan], history: _History | None) -> Located:
         """Locate a sequence whose last turn is not shown by the render of the conversation up to it."""
         last = members[-1]
         verdict = self._judge_excerpt(last, plans[last].verdict, history) if history is not None else None
@@ -268,20 +282,20 @@ class Finder:
         regions = [self._place(rendered, own, turn, plans[turn], is_inner=True) for turn in members[:-1]]
         return self._finish_shown(verdict, last, regions, known)
 
-    def _find_history(self, turns: list[int], *, verify: Verify) -> History | None:
+    def _find_history(self, turns: list[int], *, verify: Verify) -> _History | None:
         """Return the prompt before the last of these turns; None if excerpts cannot replace the conversation."""
         if verify == "all" or len(self._chat) <= SMALL or len(turns) < 2:
             return None
         try:
             chat = self._chat[: turns[-1]]
-            history = History.of(self._renderer.render(chat, self._tools, prompt=True), chat, self._tools)
+            history = _History.of(self._renderer.render(chat, self._tools, prompt=True), chat, self._tools)
         except (TemplateError, Refusal):
             return None
         text = history.rendered.text
         is_alike = is_regular(self._tokenizer, self._renderer) and not has_tested_word(self._renderer, text)
         return history if is_alike else None
 
-    def _judge_excerpt(self, turn: int, expected: Verdict, history: History) -> Verdict | None:
+    def _judge_excerpt(self, turn: int, expected: Verdict, history: _History) -> Verdict | None:
         """Judge a turn on the messages around it; None if skeleton or history show the turn differently."""
         window = self._shapes.window(turn)
         place, chat = window.index(turn), [self._chat[number] for number in window]
@@ -294,10 +308,10 @@ class Finder:
         text, end = case.prompt.text, max((piece.end for piece in case.prompt.pieces), default=0)
         if last is None or not last.text.startswith(text[:end]):
             return None
-        if text_around(last, place) != text_around(history.rendered, turn):
+        if _text_around(last, place) != _text_around(history.rendered, turn):
             return None
         prompt = history.find_prompt(turn, text[end:])
-        return verdict._replace(shown=move_turn(verdict.shown, prompt, turn), following=None) if prompt else None
+        return verdict._replace(shown=_move_turn(verdict.shown, prompt, turn), following=None) if prompt else None
 
     def _finish_shown(
         self, verdict: Verdict, last: int, regions: list[Region], known: Missing | None = None
@@ -353,6 +367,23 @@ class Finder:
                 raise Refusal("template_error", detail, message=region.message) from None
             if len(prompt) != region.prompt or not located.rendered.text.startswith(prompt):
                 raise _UnlikeShape
+
+
+def _text_around(rendered: Rendered, turn: int) -> str:
+    """Return the text between the messages before a turn and the messages after it."""
+    first = next((number for number, piece in enumerate(rendered.pieces) if piece.message >= turn), 0)
+    start = rendered.pieces[first - 1].end if first else 0
+    return rendered.text[start : next((p.start for p in rendered.pieces[first:] if p.message > turn), None)]
+
+
+def _move_turn(shown: Shown, prompt: Rendered, turn: int) -> Shown:
+    """Append a turn, shown by the render of a shorter conversation, to its prompt in this conversation."""
+    shift = len(prompt.text) - shown.prompt
+    own = tuple(Piece(piece.start + shift, piece.end + shift, turn, piece.field) for piece in shown.own)
+    rendered = Rendered(prompt.text + shown.written, [*prompt.pieces, *own])
+    return shown._replace(
+        rendered=rendered, prompt=len(prompt.text), start=shown.start + shift, end=shown.end + shift, own=own
+    )
 
 
 def _is_rendered(verdict: Verdict) -> bool:

@@ -15,8 +15,6 @@ import msgspec
 from pairwright.records.messages import Json
 from pairwright.tokens.template.tracked_str import Chat
 
-_encode = msgspec.json.encode
-_decode = msgspec.json.decode
 _HOLE = "\ue000"  # where a placeholder goes
 SMALL = 10  # conversations up to this length are their own window
 _ROLE_ONLY = frozenset({"role", "content"})
@@ -95,7 +93,7 @@ class Shapes:
                 shape[key] = [self._call(call) for call in value]
             else:
                 shape[key] = self._value(value) if key != "role" else value
-        return _encode(shape).decode()
+        return msgspec.json.encode(shape).decode()
 
     def _text(self, text: str) -> str:
         """Replace text with placeholders, except empty or blank text and strings that the template searches for."""
@@ -152,7 +150,7 @@ def build_skeleton(keys: list[Any]) -> Chat:
         if isinstance(key, tuple):
             chat.append({"role": key[0], "content": _fill_holes(key[1], number)})
             continue
-        message = _decode(_fill_holes(key, number))
+        message = msgspec.json.decode(_fill_holes(key, number))
         if isinstance(message.get("tool_calls"), list):
             calls = [_give_id(call, number, place) for place, call in enumerate(message["tool_calls"])]
         if "tool_call_id" in message:

@@ -109,12 +109,7 @@ def list_refusals(output: Place, where: pl.Expr | None = None) -> list[tuple[str
 
 class CachedPairs:
     """The encoded pairs of the last run, without refused ones, by position. Their arrays are read-only views of a
-    mapped file; collators copy them.
-
-    ids              ids of the pairs, in source order
-    lengths          (N, 2) tokens of the chosen and the rejected side
-    prompt_lengths   (N,) tokens that both sides share
-    """
+    mapped file; collators copy them."""
 
     def __init__(self, output: Path) -> None:
         self._rows = _Rows(output)
@@ -123,9 +118,9 @@ class CachedPairs:
         frame = sides[0].join(sides[1], on="place", how="inner", maintain_order="left", suffix="_rejected")
         if not frame.height and self._rows.frame.height:
             raise TableError(f"{output}: {self._rows.frame.height:,} sequences but no pairs: encode a folder of pairs")
-        self.ids: list[str] = frame["id"].to_list()
-        self.lengths: Array = frame.select("num_tokens", "num_tokens_rejected").to_numpy()
-        self.prompt_lengths: Array = frame["prompt_length"].to_numpy()
+        self.ids: list[str] = frame["id"].to_list()  # in source order
+        self.lengths: Array = frame.select("num_tokens", "num_tokens_rejected").to_numpy()  # (N, 2)
+        self.prompt_lengths: Array = frame["prompt_length"].to_numpy()  # (N,) tokens that both sides share
         # (N, 2) rows of both sides in the mapped file.
         self._places: Array = frame.select("row", "row_rejected").to_numpy()
 
@@ -141,17 +136,13 @@ class CachedPairs:
 
 
 class CachedSequences:
-    """The sequences of one side ("" for runs) by position, read lazily.
-
-    ids       ids of their items, in source order; an item may have several sequences
-    lengths   (N,) tokens of each sequence
-    """
+    """The sequences of one side ("" for runs) by position, read lazily."""
 
     def __init__(self, output: Path, side: str = "") -> None:
         self._rows = _Rows(output)
         frame = self._rows.frame.filter(pl.col("side") == side)
-        self.ids: list[str] = frame["id"].to_list()
-        self.lengths: Array = frame["num_tokens"].to_numpy()
+        self.ids: list[str] = frame["id"].to_list()  # of items, in source order; an item may have several sequences
+        self.lengths: Array = frame["num_tokens"].to_numpy()  # (N,)
         self._places: Array = frame["row"].to_numpy()
 
     def __len__(self) -> int:
@@ -257,7 +248,16 @@ def _write_parquet(path: Place, table: pa.Table) -> None:
         pq.write_table(table, temporary, compression="zstd", compression_level=1)
 
 
-_LOSSES = {
+# What sequences lack: field of a report -> name of its count, and the name in words.
+LOSSES = {
+    "dropped": "with_dropped_content",
+    "prompt_dropped": "with_dropped_prompt_content",
+    "images": "with_images_left_out",
+    "left_out": "with_turns_left_out",
+    "added_tokens": "with_added_tokens",
+    "declared": "with_declared_turns",
+}
+_IN_WORDS = {
     "with_dropped_content": "lack text or calls that the model generated: the chat template does not render them",
     "with_dropped_prompt_content": "lack text, calls or tool schemas of the prompt: the chat template does not render "
     "them",
@@ -308,11 +308,8 @@ def count_items(output: Place, keys: list[str], num_cached: int) -> dict[str, An
         "turns_with_value": sum(one[2] is not None for report in reports for one in report.get("credit", ())),
         "unstopped": sum(bool(report.get("unstopped")) for report in reports),
         "truncated": sum(report.get("truncated", 0) > 0 for report in reports),
-        "with_dropped_content": sum(bool(report.get("dropped")) for report in reports),
-        "with_dropped_prompt_content": sum(bool(report.get("prompt_dropped")) for report in reports),
+        **{name: sum(bool(report.get(field)) for report in reports) for field, name in LOSSES.items()},
         "added_tokens": sum(report.get("added_tokens", 0) for report in reports),
-        "with_added_tokens": sum(bool(report.get("added_tokens")) for report in reports),
-        "with_declared_turns": sum(bool(report.get("declared")) for report in reports),
         "turns_by_rule": _count_values(str(rule) for report in reports for rule in report.get("rules", ())),
         "modes": _count_values(
             ", ".join(f"{name}={value}" for name, value in report["mode"].items())
@@ -320,8 +317,6 @@ def count_items(output: Place, keys: list[str], num_cached: int) -> dict[str, An
             if report.get("mode")
         ),
         "dropped_fields": _count_fields(reports),
-        "with_images_left_out": sum(report.get("images", 0) > 0 for report in reports),
-        "with_turns_left_out": sum(bool(report.get("left_out")) for report in reports),
         "tokens": tokens,
         "trained_tokens": trained,
         "trained_share": trained / tokens if tokens else 0.0,
@@ -361,7 +356,7 @@ def describe_losses(manifest: dict[str, Any]) -> list[str]:
     if refused := manifest.get("refused"):
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in refused.items())
         lines.append(f"{sum(refused.values()):,} of {manifest['items']:,} items are refused: {reasons}")
-    for name, text in _LOSSES.items():
+    for name, text in _IN_WORDS.items():
         if count := manifest.get(name, 0):
             lines.append(f"{count:,} of {manifest['sequences']:,} sequences {text}")
     if fields := manifest.get("dropped_fields"):

@@ -35,28 +35,21 @@ class Quirk(msgspec.Struct, frozen=True):
 
 
 class TemplateCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of testing a template.
-
-    is_supported  a conversation of user and assistant gives an exact mask
-    cases         small conversations with their results; `num_exact` are exact, `num_single` of these as one sequence
-    drops         field -> number of cases in which the template does not render it
-    settings      variables that the template reads, tried one by one; `advice` is the best one if it helps
-    example       a conversation, split at the mask: (text, is trained)
-    """
+    """The result of testing a template."""
 
     template: str
-    is_supported: bool
+    is_supported: bool  # a conversation of user and assistant gives an exact mask
     supports_tools: bool
     stops: tuple[str, ...]
     arguments: str
     cases: tuple[CaseCheck, ...]
-    num_exact: int
-    num_single: int
-    drops: dict[str, int]
-    settings: tuple[Setting, ...]
-    advice: Setting | None
+    num_exact: int  # cases that are exact
+    num_single: int  # exact cases that are one sequence
+    drops: dict[str, int]  # field -> number of cases in which the template does not render it
+    settings: tuple[Setting, ...]  # variables that the template reads, tried one by one
+    advice: Setting | None  # the best setting if it helps
     quirks: tuple[Quirk, ...]
-    example: tuple[tuple[str, bool], ...]
+    example: tuple[tuple[str, bool], ...]  # a conversation, split at the mask: (text, is trained)
 
 
 def check_template(tokenizer: Any, *, try_variables: bool = False) -> TemplateCheck:

@@ -52,25 +52,22 @@ _tools_of = msgspec.json.Decoder(tuple[Json, ...]).decode
 
 
 class Item(msgspec.Struct, frozen=True):
-    """An experience, or the two sides of a preference; `key` identifies it in the cache.
+    """An experience, or the two sides of a preference."""
 
-    `sources` are the experiences with the recorded ids of the sides, `cut` marks the sides that were cut short, `info`
-    has the template variables of a pair, `uids` are the experience ids of the sides. `facts` has the turn facts of the
-    experience or of both sides: empty if no rule reads them, None for a side whose run has changed. `recorded` are
-    prompt and sides as recorded, if tools are written as text in `prompt`, `chosen` and `rejected`."""
-
-    key: str
+    key: str  # identifies the item in the cache
     id: str
     experience: Experience | None = None
     prompt: tuple[Message, ...] = ()
     tools: tuple[Json, ...] = ()
     chosen: tuple[Message, ...] = ()
     rejected: tuple[Message, ...] = ()
-    sources: tuple[Experience | None, Experience | None] = (None, None)
-    cut: tuple[bool, bool] = (False, False)
-    info: Json = {}
-    uids: tuple[str, str] = ("", "")
+    sources: tuple[Experience | None, Experience | None] = (None, None)  # those with recorded ids of the sides
+    cut: tuple[bool, bool] = (False, False)  # sides that were cut short
+    info: Json = {}  # has the template variables of a pair
+    uids: tuple[str, str] = ("", "")  # experience ids of the sides
+    # Of the experience or of both sides: empty if no rule reads them, None for a side whose run has changed.
     facts: tuple[TurnFacts | None, ...] = ()
+    # Prompt and sides as recorded, if tools are written as text in `prompt`, `chosen` and `rejected`.
     recorded: tuple[tuple[Message, ...], tuple[Message, ...], tuple[Message, ...]] | None = None
 
 
@@ -124,8 +121,7 @@ class Source:
 
     def imported_at(self) -> datetime | None:
         """Return the creation time of the experience table, or of the first table that the pairs were built from."""
-        tables = self._tables or source_tables(self.path, ()) if self.is_pairs else []
-        folders = [table.path for table in tables] if self.is_pairs else [self.path]
+        folders = [table.path for table in source_tables(self.path, ())] if self.is_pairs else [self.path]
         times = (parse_time(read_marker(folder).get("created")) for folder in folders)
         return next(filter(None, times), None)
 

@@ -93,22 +93,17 @@ PROBES: dict[str, tuple[tuple[Message, ...], str]] = {
 
 
 class CaseCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The result of a case: the number of sequences, or 0 and the refusal's reason, turn and detail.
-
-    dropped    (message, field) of trained turns that the template does not render
-    unstopped  turns that end without a stop token
-    added      number of added tokens and of turns written by a declared row
-    """
+    """The result of a case: the number of sequences, or 0 and the refusal's reason, turn and detail."""
 
     name: str
     num_sequences: int = 0
     reason: str = ""
     message: int | None = None
     detail: str = ""
-    dropped: tuple[tuple[int, str], ...] = ()
-    prompt_dropped: tuple[tuple[int, str], ...] = ()
-    unstopped: tuple[int, ...] = ()
-    added: int = 0
+    dropped: tuple[tuple[int, str], ...] = ()  # (message, field) of trained turns that is not rendered
+    prompt_dropped: tuple[tuple[int, str], ...] = ()  # the same of other messages
+    unstopped: tuple[int, ...] = ()  # turns that end without a stop token
+    added: int = 0  # number of added tokens and of turns written by a declared row
     stops: tuple[str, ...] = ()
 
     @property

@@ -211,12 +211,7 @@ def _score(query: Tensor, key: Tensor, call: Call, scale: float, softcap: float 
 
 
 class Plan:
-    """The attention calls of a row; calls and masks are built once for all layers.
-
-    segments   the unbranched runs of the row, depth first
-    positions  (T,) depth of each token
-    ends       (T,) end of each token's subtree
-    """
+    """The attention calls of a row (see `TokenTree`); calls and masks are built once for all layers."""
 
     def __init__(self, segments: Sequence[Segment], positions: Array, ends: Array, device: Any) -> None:
         self.segments, self.positions, self.ends, self.device = segments, positions, ends, device
