@@ -173,7 +173,8 @@ class ChatTokenizer:
         self._schemas: dict[bytes, list[Json]] = {}
         self._variants: dict[bytes, ChatTokenizer] = {}  # keyed by additional variables, or by time
         self._clock = clock
-        self._templates = {"default": template} if isinstance(template, str) else dict(template)
+        # Sources of the chat templates by name; "default" is for plain chats.
+        self.templates = {"default": template} if isinstance(template, str) else dict(template)
         self._renderers: dict[str, Template] = {}
 
     @classmethod
@@ -198,22 +199,17 @@ class ChatTokenizer:
     @property
     def has_template(self) -> bool:
         """Whether it can render chats; without a template, it encodes raw text only."""
-        return bool(self._templates)
-
-    @property
-    def templates(self) -> Mapping[str, str]:
-        """Sources of the chat templates by name; "default" is for plain chats."""
-        return self._templates
+        return bool(self.templates)
 
     def renderer(self, tools: list[Json] | None) -> Template:
         """Return the template for a conversation: `tool_use` if it exists and there are tools."""
-        name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
+        name = "tool_use" if tools is not None and "tool_use" in self.templates else "default"
         if name not in self._renderers:
-            if not self._templates:
+            if not self.templates:
                 raise Refusal("no_template", "the tokenizer has no chat template to render a chat with")
-            if name not in self._templates:
-                raise TokensError(f"no default chat template among {sorted(self._templates)}: pass template=<name>")
-            self._renderers[name] = Template(self._templates[name], variables=self.variables, clock=self._clock)
+            if name not in self.templates:
+                raise TokensError(f"no default chat template among {sorted(self.templates)}: pass template=<name>")
+            self._renderers[name] = Template(self.templates[name], variables=self.variables, clock=self._clock)
         return self._renderers[name]
 
     def with_variables(self, variables: Mapping[str, Any]) -> "ChatTokenizer":
@@ -225,7 +221,7 @@ class ChatTokenizer:
             return self
         key = msgspec.json.encode(variables, order="sorted")
         if key not in self._variants:
-            problem = explain_variables(variables, self._templates.values())
+            problem = explain_variables(variables, self.templates.values())
             if problem is not None:
                 raise Refusal("template_variables", problem)
             self._add_variant(key).variables = {**self.variables, **variables}
@@ -251,7 +247,7 @@ class ChatTokenizer:
     @property
     def reads_clock(self) -> bool:
         """Whether a template prints the time."""
-        return any("strftime_now" in source for source in self._templates.values())
+        return any("strftime_now" in source for source in self.templates.values())
 
     def schemas(self, tools: Sequence[Json] | None) -> list[Json] | None:
         """Convert tool schemas to the form that templates take; equal schemas give the same list, for caching."""
