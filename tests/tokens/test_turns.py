@@ -10,8 +10,7 @@ from token_families import FAMILIES, REAL_STOPS, SHARED, real_tokenizer, small_b
 from tokenizers import AddedToken, Tokenizer
 
 from pairwright.tokens import EncodeOptions
-from pairwright.tokens.encode import prepare_chat
-from pairwright.tokens.encode_turns import encode_turns
+from pairwright.tokens.encode import encode_turns, prepare_chat
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.spans.control_tokens import compile_tokens
 from pairwright.tokens.spans.regions import Region
@@ -104,7 +103,7 @@ def test_segments_end_with_the_tokens_that_the_tokenizer_takes(text: str) -> Non
     encoder = PrefixEncoder(tokenizer, texts)
     for whole in texts:
         expected = index_tokens(tokenizer, *tokenizer.encode(whole), is_split=False)
-        for array, other in zip(encoder.encode()[:4], expected[:4], strict=True):
+        for array, other in zip(encoder.encode(whole)[:4], expected[:4], strict=True):
             assert array.tolist() == other.tolist()
 
 
@@ -124,7 +123,7 @@ def test_texts_that_begin_alike_are_encoded_as_if_alone() -> None:
     texts = [tokenizer.renderer(None).text(chat[:size], prompt=True) for size in (3, 5, 4, 9, 2)]
     encoder = PrefixEncoder(tokenizer, texts)
     for text in texts:
-        encoded = encoder.encode()
+        encoded = encoder.encode(text)
         expected = index_tokens(tokenizer, *tokenizer.encode(text), is_split=False)
         for array, other in zip(encoded[:4], expected[:4], strict=True):
             assert array.tolist() == other.tolist()
