@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pairwright.records.messages import Json
-from pairwright.sources.assemble import Parts, split_at_answer
+from pairwright.sources.assemble import Parts, read_each, split_at_answer
 from pairwright.sources.fields import (
     BadRecord,
     filled,

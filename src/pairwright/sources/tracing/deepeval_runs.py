@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.messages import Json, Message
-from pairwright.sources.assemble import Parts
+from pairwright.sources.assemble import Parts, read_each
 from pairwright.sources.fields import filled, has, mapping, optional_objects, score, small_fields, text, value_at
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.tracing.span_formats import DEEPEVAL
