@@ -14,7 +14,7 @@ from pairwright.config.train_config import TrainConfig
 from pairwright.pairs.pair_table import pair_batches, write_pairs
 from pairwright.records.messages import TURN_WEIGHT
 from pairwright.tokens import ChatTokenizer
-from pairwright.tokens.encode_turns import encode_turns
+from pairwright.tokens.encode import encode_turns
 from pairwright.training.model.policy_model import open_policy
 from pairwright.training.model.ranks import Ranks
 from pairwright.training.token_rows import TokenRows

@@ -21,7 +21,7 @@ from pairwright.tokens.encode_pairs import EncodedPair, encode_pair
 from pairwright.tokens.hints import find_hints
 from pairwright.tokens.recorded import encode_experience
 from pairwright.tokens.refusals import Refusal
-from pairwright.tokens.sequence import Origin, Sequence, name_record, truncate
+from pairwright.tokens.sequence import Origin, Sequence, truncate
 from pairwright.tokens.teacher_sequences import distill_experience
 
 
@@ -166,7 +166,7 @@ def test_every_row_says_which_trace_and_turns_it_is_of() -> None:
     distill = collate_distill(distill_experience(tokenizer, experience, hints), pad_id=0)
     assert distill.rows == (Origin(uid, (3,)),)  # only the turn with a hint
     pair = encode_pair(tokenizer, PROMPT, DONE, [Message("assistant", "no")])
-    sides = name_record(pair.chosen, "good"), name_record(pair.rejected, "bad")
+    sides = pair.chosen.with_report(uid="good"), pair.rejected.with_report(uid="bad")
     named = EncodedPair(chosen=sides[0], rejected=sides[1], prompt_length=pair.prompt_length)
     batch = as_torch(collate_preference([named], pad_id=0))
     assert batch["chosen_rows"] == (Origin("good", (1, 3)),)
@@ -174,8 +174,8 @@ def test_every_row_says_which_trace_and_turns_it_is_of() -> None:
 
 
 def test_trees_say_which_trace_each_branch_is_of_in_every_layout() -> None:
-    alone = name_record(sequence([4, 5, 6], [0, 1, 1], [0, 1, 1]), "run")
-    sides = name_record(PAIR.chosen, "good"), name_record(PAIR.rejected, "bad")
+    alone = sequence([4, 5, 6], [0, 1, 1], [0, 1, 1]).with_report(uid="run")
+    sides = PAIR.chosen.with_report(uid="good"), PAIR.rejected.with_report(uid="bad")
     pair = EncodedPair(chosen=sides[0], rejected=sides[1], prompt_length=PAIR.prompt_length)
     for layout in ("shared", "packed", "padded"):
         batch = collate_trees([pair, alone], layout, row_length=8)

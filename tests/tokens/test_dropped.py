@@ -13,9 +13,8 @@ from pairwright.config.sections import TokensConfig
 from pairwright.pairs.pair_table import pair_id, pairs_to_batch, write_pairs
 from pairwright.records.messages import ErrorSite
 from pairwright.tokens import EncodeOptions
-from pairwright.tokens.encode import encode_chat
+from pairwright.tokens.encode import encode_chat, encode_turns
 from pairwright.tokens.encode_pairs import encode_pair
-from pairwright.tokens.encode_turns import encode_turns
 from pairwright.tokens.hints import find_hints
 from pairwright.tokens.recorded import RecordedTurn, encode_experience, encode_recorded
 from pairwright.tokens.refusals import Refusal

@@ -199,6 +199,18 @@ def test_a_declared_thought_keeps_the_closing_of_a_call_that_has_no_end() -> Non
     (sequence,) = encode_turns(tokenizer, [CALLED[0], turn])
     called = '<|tool_call>{"name": "look", "arguments": {"place": "here"}}<tool_call|>'
     assert trained(tokenizer, sequence) == f"why</think>{called}<turn|>"
+
+
+def test_a_declared_end_that_the_vocabulary_lacks_gives_way_to_eos() -> None:
+    """A template of one family with the tokenizer of another: the row's token cannot end the turn."""
+    template = (
+        "{% for m in messages %}<|turn>{{ m.role }}\n{{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}<|turn>assistant\n{% endif %}"
+    )
+    row = Row("ours", ("<|turn>",), end_text="<missing>")
+    tokenizer = tokenizer_of(template, "<eos>", GEMMA_TOKENS, grammar=(row,))
+    (sequence,) = encode_turns(tokenizer, [user("a"), answer("b")])
+    assert trained(tokenizer, sequence) == "b<eos>"
     assert not sequence.report.is_exact
 
 

@@ -15,7 +15,6 @@ from pairwright.pairs.build import build_pairs
 from pairwright.pairs.pair_table import pairs_to_batch, write_pairs
 from pairwright.records.messages import TURN_WEIGHT
 from pairwright.tokens.encode_pairs import EncodedPair, encode_pair
-from pairwright.tokens.sequence import name_record
 from pairwright.tokens.stage import stage
 from pairwright.tokens.stage.cache import CachedPairs, read_sequences
 from pairwright.tokens.stage.stage import encode_source, folder_hash, holds_pairs
@@ -183,8 +182,8 @@ def test_encoded_pairs_are_read_by_position_and_by_id_in_the_order_of_the_source
     for position, pair in enumerate((*pairs, pairs[0])):
         expected = encode_pair(ready, pair.prompt, pair.chosen, pair.rejected)
         named = EncodedPair(
-            chosen=name_record(expected.chosen, pair.chosen_eid.uid),
-            rejected=name_record(expected.rejected, pair.rejected_eid.uid),
+            chosen=expected.chosen.with_report(uid=pair.chosen_eid.uid),
+            rejected=expected.rejected.with_report(uid=pair.rejected_eid.uid),
             prompt_length=expected.prompt_length,
         )
         assert cached[position] == named

@@ -10,8 +10,7 @@ from token_families import FAMILIES, REAL_STOPS, SHARED, real_tokenizer, small_b
 from tokenizers import AddedToken, Tokenizer
 
 from pairwright.tokens import EncodeOptions
-from pairwright.tokens.encode import prepare_chat
-from pairwright.tokens.encode_turns import encode_turns
+from pairwright.tokens.encode import encode_turns, prepare_chat
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.spans.control_tokens import compile_tokens
 from pairwright.tokens.spans.regions import Region

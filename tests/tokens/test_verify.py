@@ -8,8 +8,7 @@ from token_cases import CASES, assistant, call, tool, user
 from token_families import CHATML, FAMILIES, REAL_STOPS, SHARED, real_tokenizer, small_backend, small_tokenizer
 
 from pairwright.tokens import EncodeOptions
-from pairwright.tokens.encode import encode_chat
-from pairwright.tokens.encode_turns import encode_turns
+from pairwright.tokens.encode import encode_chat, encode_turns
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Report, Sequence
 from pairwright.tokens.spans.regions import is_regular

@@ -85,7 +85,7 @@ def compare(kind, folder):
         assert my_grads.keys() == grads.keys()
         off = max(float((my_grads[key] - grads[key]).abs().max()) for key in grads)
         apart[name] = abs(float(mine - loss)), off
-    trees = {channel.name: channel.trees_of(channel.order.batch(0))[1] for channel in channels}
+    trees = {channel.name: [channel.data.tree(item) for item in channel.order.batch(0)] for channel in channels}
     sizes = {
         name: (sum(len(ids) for tree in each for ids in tree.sequences), count_distinct(each))
         for name, each in trees.items()

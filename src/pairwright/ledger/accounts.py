@@ -15,31 +15,28 @@ _RANK = {TRAINED: 0, HELD_OUT: 1, MASKED: 3, NOT_SELECTED: 4}
 
 
 class Fate(msgspec.Struct):
-    """The fate of turns. `tokens` counts known tokens; `num_uncounted` turns have neither recorded ids nor an
-    encoding."""
+    """The fate of turns, and the known tokens of these turns."""
 
     name: str
     turns: int = 0
     tokens: int = 0
-    num_uncounted: int = 0
+    num_uncounted: int = 0  # turns that have neither recorded ids nor an encoding
 
 
 class Account(msgspec.Struct, kw_only=True):
-    """`drawn_tokens` sums the tokens of drawn turns, `loss_tokens` those in losses, counted by the training loop.
-    `num_as_sampled` of the `num_recorded` trained turns with recorded ids were trained with exactly these ids.
-    `added_tokens` counts added tokens of trained sequences, `num_with_added` the sequences that have some."""
+    """What happened to the generated turns of a channel."""
 
     channel: str
     experiences: int
     turns: int
     tokens: int
     fates: list[Fate]
-    drawn_tokens: int = 0
-    loss_tokens: int = 0
-    num_recorded: int = 0
-    num_as_sampled: int = 0
-    added_tokens: int = 0
-    num_with_added: int = 0
+    drawn_tokens: int = 0  # tokens of drawn turns
+    loss_tokens: int = 0  # tokens in losses, counted by the training loop
+    num_recorded: int = 0  # trained turns with recorded ids
+    num_as_sampled: int = 0  # those that were trained with exactly these ids
+    added_tokens: int = 0  # added tokens of trained sequences
+    num_with_added: int = 0  # trained sequences that have some
 
     @property
     def problems(self) -> list[str]:
@@ -91,7 +88,6 @@ def account(
         place = (row.key, row.turn)
         if place not in best or _RANK.get(row.fate, 2) < _RANK.get(best[place].fate, 2):
             best[place] = row
-        # Hash of the recorded ids, if any.
         sampled = answers[row.key].digests.get(row.turn) if row.key in answers else None
         if row.fate == TRAINED and sampled is not None:
             num_recorded += 1
@@ -130,6 +126,5 @@ def account(
             enter(held.fate, held.tokens)
             if tokens is not None and tokens > held.tokens:
                 enter("first token of a sequence: nothing predicts it", tokens - held.tokens, turns=0)
-    order = {TRAINED: 0}
-    total.fates = sorted(fates.values(), key=lambda fate: (order.get(fate.name, 1), -fate.tokens, fate.name))
+    total.fates = sorted(fates.values(), key=lambda fate: (fate.name != TRAINED, -fate.tokens, fate.name))
     return total

@@ -152,8 +152,7 @@ def _iterate_rows(rows: pl.DataFrame) -> Iterator[Any]:
 
 
 def _find_sides(pairs: Path, answers: dict[Key, Answer]) -> dict[str, tuple[tuple[Key, int], tuple[Key, int]]]:
-    """Return for each pair the answers of its two sides, with shifts. A pair across groups has the prompt of its chosen
-    side: messages of the other side are shifted relative to their experience."""
+    """Return for each pair its two answers, each with the shift of its messages."""
     columns = ["id", "chosen_uid", "rejected_uid", "across_groups"]
     sides: dict[str, tuple[tuple[Key, int], tuple[Key, int]]] = {}
     for batch in pair_batches(pairs, columns):

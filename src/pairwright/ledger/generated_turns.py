@@ -20,13 +20,12 @@ Key = tuple[str, str]  # id of the experience (or of the side), and the side; em
 
 
 class Answer(msgspec.Struct):
-    """`turns` maps message indices to numbers of tokens, None while unknown; the only index is -1 if the turns of the
-    answer cannot be distinguished. `digests` has the hash of the recorded ids of each turn."""
+    """A completion, or a side of a preference."""
 
     row: str
     is_scored: bool
-    turns: dict[int, int | None]
-    digests: dict[int, int] = {}
+    turns: dict[int, int | None]  # message -> number of tokens, None while unknown; -1: turns cannot be distinguished
+    digests: dict[int, int] = {}  # message -> hash of its recorded ids
 
     @property
     def is_recorded(self) -> bool:
@@ -44,7 +43,6 @@ def read_answers(tables: Iterable[Table], *, use_recorded: bool = True) -> tuple
                 # The first record with a key is used; the others are only counted.
                 num_repeated += key in answers
                 if not use_recorded:
-                    # Keep the turns, without their numbers of tokens.
                     answer.turns, answer.digests = dict.fromkeys(answer.turns), {}
                 answers.setdefault(key, answer)
     return answers, num_repeated

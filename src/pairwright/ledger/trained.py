@@ -111,15 +111,14 @@ def write_trained(folder: Path, channels: Iterable[Any], num_steps: int) -> None
 
 def _rows(channel: Any, num_steps: int) -> Iterator[dict[str, Any]]:
     # A refusal has no sequence: one row, whose turn and digest are null.
-    for name, reason in channel.refusals.items():
+    for name, reason in channel.data.refusals.items():
         yield {"channel": channel.name, "id": name, "side": "", "tokens": 0, "times": 0, "fate": f"refused: {reason}"}
-    times = np.zeros(channel.num_items, np.int64)  # how often each item was drawn
+    times = np.zeros(len(channel.data.ids), np.int64)  # how often each item was drawn
     for step in range(num_steps):
         # The items of a batch are distinct, so `+=` with an index array counts each of them.
         times[channel.order.batch(step)] += 1
     held_out = set(channel.validation.tolist())
-    for item in range(channel.num_items):
-        num_times = int(times[item])
+    for item, num_times in enumerate(times.tolist()):
         for held in channel.list_held(item):
             for fate, numbers in ((NOT_SELECTED, held.not_selected), (MASKED, held.masked_by_credit)):
                 for number in numbers:

@@ -15,7 +15,6 @@ update, with the weights or the normaliser to divide their sum by.
 from pairwright.losses.advantages import Advantages, group_advantages
 from pairwright.losses.distill import DistillLosses, DistillOptions, distill_loss, generalised_jsd
 from pairwright.losses.logps import masked_logps, sum_by_sequence
-from pairwright.losses.model_loss import dpo
 from pairwright.losses.policy import PolicyLoss, PolicyOptions, PolicyTokens, policy_loss
 from pairwright.losses.preference import (
     PREFERENCE_LOSSES,
@@ -25,6 +24,7 @@ from pairwright.losses.preference import (
     PreferenceLoss,
     PreferenceOptions,
     check_preference,
+    dpo,
     preference_loss,
     sft_loss,
 )

@@ -45,7 +45,6 @@ def group_advantages(
     # Sums by group: index_add puts each run's value into its group (G,); unscored runs add 0.
     counts_G = rewards_S.new_zeros(num).index_add(0, group_S, scored_S.to(rewards_S.dtype))
     means_G = rewards_S.new_zeros(num).index_add(0, group_S, rewards_S) / counts_G.clamp(min=1)
-    # Whether the largest and the smallest reward of a group differ (G,).
     infinity = rewards_S.new_full((num,), torch.inf)
     high_S, low_S = (torch.where(scored_S, rewards_S, sign * infinity.new_tensor(torch.inf)) for sign in (-1, 1))
     # Unscored runs are −∞ for the maximum and ∞ for the minimum, so they affect neither.
@@ -87,5 +86,4 @@ def token_advantages(rewards: Sequence[Tensor], group_S: Tensor, *, kind: str = 
     rewarded_K = rewards_N.nonzero().flatten()
     advantages = group_advantages(rewards_N[rewarded_K], group_N[rewarded_K], kind=kind)
     values_N = torch.zeros_like(rewards_N).index_put((rewarded_K,), advantages.values_S)
-    # Sum from each token to the end of its run: a reversed cumulative sum.
     return [run.flip(0).cumsum(0).flip(0) for run in values_N.split([len(run) for run in rewards])]

@@ -71,7 +71,8 @@ def distill_loss(
     student_logps_KV = torch.log_softmax(student_KV / options.temperature, -1).clamp(min=MIN_LOGP)
     teacher_logps_KV = torch.log_softmax(teacher_KV / options.temperature, -1).clamp(min=MIN_LOGP)
     if options.top_k is not None and options.top_k < student_KV.shape[-1]:
-        student_logps_KV, teacher_logps_KV = _bucket_tail(student_logps_KV, teacher_logps_KV, options)
+        index_Kk = student_logps_KV.detach().topk(options.top_k, -1).indices
+        student_logps_KV, teacher_logps_KV = (_with_tail(one, index_Kk) for one in (student_logps_KV, teacher_logps_KV))
     divergence_K = generalised_jsd(student_logps_KV, teacher_logps_KV, options.beta)
     weight_K = _weight(student_KV, targets_K, old_logps_K, options)
     loss_K = divergence_K if weight_K is None else weight_K * divergence_K
@@ -84,16 +85,11 @@ def _kl(first_Kk: Tensor, second_Kk: Tensor) -> Tensor:
     return (first_Kk.exp() * (first_Kk - second_Kk)).sum(-1)
 
 
-def _bucket_tail(student_KV: Tensor, teacher_KV: Tensor, options: DistillTerms) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities of the student's k likeliest tokens, and log(1 − Σp) of the rest as last column.
+def _with_tail(logps_KV: Tensor, index_Kk: Tensor) -> Tensor:
+    """Return log-probabilities of the k tokens, and log(1 − Σp) of the rest as last column.
 
     The rest is summed directly, in logarithms: 1 − Σp would be mostly rounding error if the k tokens cover almost all.
     """
-    index_Kk = student_KV.detach().topk(options.top_k, -1).indices
-    return _with_tail(student_KV, index_Kk), _with_tail(teacher_KV, index_Kk)
-
-
-def _with_tail(logps_KV: Tensor, index_Kk: Tensor) -> Tensor:
     # Set the k tokens to −∞: the logsumexp is over all others.
     rest_KV = logps_KV.scatter(-1, index_Kk, -torch.inf)
     return torch.cat([logps_KV.gather(-1, index_Kk), rest_KV.logsumexp(-1, keepdim=True)], -1)
@@ -102,10 +98,7 @@ def _with_tail(logps_KV: Tensor, index_Kk: Tensor) -> Tensor:
 def _weight(
     student_KV: Tensor, targets_K: Tensor | None, old_logps_K: Tensor | None, options: DistillTerms
 ) -> Tensor | None:
-    """Return min(π/π_old, ratio_clip) of the actual token, for the student at temperature 1, without gradient.
-
-    None without recorded log-probabilities.
-    """
+    """Return min(π/π_old, ratio_clip) of the actual tokens at temperature 1, without gradient; None without π_old."""
     if options.ratio_clip is None or old_logps_K is None:
         return None
     if targets_K is None:

@@ -82,9 +82,6 @@ def sum_by_sequence(
     return sums_S, counts_S.detach()
 
 
-# Chunked forward and backward passes: (C, V) blocks of logits, processed sequentially.
-
-
 def _wide(dtype: Any) -> Any:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
@@ -151,7 +148,6 @@ class _MaskedLogps(torch.autograd.Function):  # type: ignore[misc]
     @once_differentiable
     def backward(ctx, grad_N: Tensor) -> tuple[Any, ...]:  # type: ignore[no-untyped-def]
         hidden_NH, weight_VH, bias_V, targets_N, grads_NH = ctx.saved_tensors
-        # Computed in the forward pass: only multiply by the gradient of each output.
         if grads_NH is not None:
             return (grad_N[:, None] * grads_NH).to(hidden_NH.dtype), None, None, None, None, None
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]

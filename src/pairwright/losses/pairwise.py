@@ -71,7 +71,6 @@ def apo_zero(scores: Scores, strength: Strength) -> Tensor:
 
 def apo_down(scores: Scores, strength: Strength) -> Tensor:
     """σ(β s_chosen) + σ(−β (s_chosen − s_rejected)): both down, rejected more. APO (eq. 8)."""
-    # z without its margin.
     apart_B = strength.beta * (scores.chosen_B - scores.rejected_B)
     return torch.sigmoid(strength.beta * scores.chosen_B) + torch.sigmoid(-apart_B)
 

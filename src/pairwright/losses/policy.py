@@ -133,16 +133,11 @@ def aggregate(loss_N: Tensor, tokens: PolicyTokens, options: PolicyTerms) -> tup
     if options.aggregation == "token":
         total, normaliser = (weights_S * sums_S).sum(), (weights_S * counts_S).sum()
     elif options.aggregation == "sequence":
-        total, normaliser = (weights_S * sums_S / _at_least(counts_S)).sum(), weight_sum
+        total, normaliser = (weights_S * sums_S / torch.where(counts_S > 0, counts_S, 1)).sum(), weight_sum
     else:
         # A token's weight does not depend on the length of its sequence.
         total, normaliser = (weights_S * sums_S).sum(), weight_sum * options.constant_length
     return total, normaliser, int(num_sequences)
-
-
-def _at_least(counts_S: Tensor) -> Tensor:
-    """Replace counts of 0 by 1, so that a sum of 0 stays 0."""
-    return torch.where(counts_S > 0, counts_S, torch.ones_like(counts_S))
 
 
 def _log_ratio(tokens: PolicyTokens) -> tuple[Tensor, int]:

@@ -10,7 +10,9 @@ it is counted in `num_empty`: padding never adds ln 2.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +23,7 @@ from pairwright.config.user_code import LOSSES, is_own, load_object
 from pairwright.errors import ConfigError
 from pairwright.losses import pairwise
 from pairwright.losses.pairwise import Scores, Strength
+from pairwright.tokens.batch.collate import as_torch
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,6 @@ def preference_loss(name: str | Mapping[str, float], logps: PairLogps, options: 
         options: What the losses take.
     """
     mixture = check_preference(name, options)
-    # Pairs with a trained token on both sides; the others have no effect.
     full_B = (logps.num_chosen_B > 0) & (logps.num_rejected_B > 0)
     strength = Strength(
         beta=options.beta,
@@ -189,12 +191,62 @@ def sft_loss(
     return weight_S * torch.where(full_S, _per_token(-logps_S, num_S, average), zeros_S), weight_S
 
 
+def dpo(model: Any, batch: Any, reference: Any = None, *, loss: str = "sigmoid", **options: Any) -> Tensor:
+    """Compute the mean preference loss of a batch, with gradient.
+
+    Args:
+        model: A Hugging Face causal language model: ids and attention mask in, `logits` out.
+        batch: One of `Encoded.batches(size)`, or its arrays as a dict of tensors.
+        reference: The model to stay close to, e.g. `copy.deepcopy(model)` from before training. A PEFT model is its
+            own reference without the adapter, and "simpo" and "orpo" need none.
+        loss: One of `PREFERENCE_LOSSES`; "sigmoid" is DPO.
+        **options: Fields of `PreferenceOptions`: `beta`, `label_smoothing`, `sft_loss_weight`, ...
+
+    >>> import copy, transformers, pairwright as pw
+    >>> model = transformers.AutoModelForCausalLM.from_pretrained("models/tiny")
+    >>> batch = next(pw.Encoded("runs/first/tokens").batches(4))
+    >>> f"{pw.losses.dpo(model, batch, copy.deepcopy(model)):.4f}"
+    '0.6931'
+    """
+    settings = PreferenceOptions(**options)
+    needs_reference = check_preference(loss, settings).needs_reference
+    device = next(model.parameters()).device
+    # Besides tensors, a batch has the origins of its rows.
+    arrays = batch if isinstance(batch, dict) else as_torch(batch)
+    tensors = {name: value.to(device) for name, value in arrays.items() if isinstance(value, Tensor)}
+    chosen_B, num_chosen_B = _sum_logps(model, tensors, "chosen")
+    rejected_B, num_rejected_B = _sum_logps(model, tensors, "rejected")
+    known: dict[str, Tensor] = {}
+    if needs_reference:
+        if reference is None and not hasattr(model, "disable_adapter"):
+            raise ConfigError(
+                f"reference: {loss} compares with the model from before training: pass copy.deepcopy(model) of that "
+                "time as `reference`, use a PEFT adapter, or take loss='simpo', which needs none"
+            )
+        # A PEFT model without its adapter is the initial model: no second copy is needed.
+        with torch.no_grad(), model.disable_adapter() if reference is None else nullcontext():
+            for side in ("chosen", "rejected"):
+                known[f"ref_{side}_B"], _ = _sum_logps(reference or model, tensors, side)
+    pairs = PairLogps(chosen_B, rejected_B, num_chosen_B, num_rejected_B, **known)
+    losses = preference_loss(loss, pairs, settings)
+    # A pair that is empty on one side has weight 0; `clamp` handles a batch of only such pairs.
+    return losses.loss_B.sum() / losses.weight_B.sum().clamp(min=1)
+
+
+def _sum_logps(model: Any, tensors: dict[str, Tensor], side: str) -> tuple[Tensor, Tensor]:
+    """Return sums (B,) of the log-probabilities of a side's trained tokens, and their number (B,)."""
+    ids_BT, mask_BT = tensors[f"{side}_ids"], tensors[f"{side}_mask"][:, 1:]
+    # The logits at position t predict token t + 1: drop the last logits and the first token.
+    logits_BTV = model(input_ids=ids_BT, attention_mask=tensors[f"{side}_attention_mask"]).logits[:, :-1].float()
+    logps_BT = logits_BTV.log_softmax(-1).gather(-1, ids_BT[:, 1:, None]).squeeze(-1)
+    return (logps_BT * mask_BT).sum(-1), mask_BT.sum(-1).to(logps_BT.dtype)
+
+
 def check_preference(name: str | Mapping[str, float], options: PreferenceTerms) -> Mixture:
     """Return the named losses with their weights; raise ConfigError for an option that is set but not used by any."""
     weights = {name: 1.0} if isinstance(name, str) else dict(name)
     mixture = Mixture(tuple((one, find_preference_loss(one), weight) for one, weight in weights.items()))
     names = " + ".join(weights)
-    # An option counts as set if it differs from its default.
     for option in _SPECIAL:
         value = getattr(options, option)
         is_used = any(option in loss.options for _, loss, _ in mixture.terms)
@@ -247,7 +299,7 @@ def _scores(name: str, loss: PreferenceLoss, logps: PairLogps, options: Preferen
 
 def _per_token(values_B: Tensor, num_B: Tensor, average: bool) -> Tensor:
     # Divide the sum of an empty side by 1, not 0, to keep its gradient finite. Weights may sum to less than 1.
-    return values_B / torch.where(num_B > 0, num_B, torch.ones_like(num_B)) if average else values_B
+    return values_B / torch.where(num_B > 0, num_B, 1) if average else values_B
 
 
 def _require(name: str, field: str, value: Tensor | None) -> Tensor:

@@ -22,21 +22,16 @@ from pairwright.tokens.batch.collate import (
     collate_preference,
     collate_trees,
 )
-from pairwright.tokens.encode import encode_chat
+from pairwright.tokens.encode import encode_chat, encode_turns
 from pairwright.tokens.encode_options import EncodeOptions
 from pairwright.tokens.encode_pairs import EncodedPair, PairMessages, encode_pair, encode_pairs, truncate_pair
-from pairwright.tokens.encode_turns import encode_turns
 from pairwright.tokens.hints import HINTS, Hint, find_hints
 from pairwright.tokens.recorded import RecordedTurn, encode_experience, encode_recorded
 from pairwright.tokens.refusals import Refusal, TemplateError, TemplateLimit, TokensError
 from pairwright.tokens.sequence import Origin, Paint, Report, Sequence, truncate
 from pairwright.tokens.stage.check import check_template
 from pairwright.tokens.stage.paint import paint_text
-from pairwright.tokens.teacher_sequences import (
-    Distillation,
-    encode_distillations,
-    truncate_distillation,
-)
+from pairwright.tokens.teacher_sequences import Distillation, encode_distillations, truncate_distillation
 from pairwright.tokens.template.render import Piece, Rendered, Template
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
 

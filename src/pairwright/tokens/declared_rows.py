@@ -29,18 +29,15 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     is_users: bool = False  # from tokens.grammar: a failed check is an error
 
     def end_of(self, *, has_calls: bool) -> str:
-        """Return the token that ends a turn."""
         return (self.end_call if has_calls else "") or self.end_text
 
 
 @cache
 def own_rows() -> tuple[Row, ...]:
-    """Return the package's rows."""
     return read_rows(_OWN)
 
 
 def read_rows(path: Path, *, is_users: bool = False) -> tuple[Row, ...]:
-    """Read rows from a YAML file with a list."""
     try:
         rows = msgspec.convert(read_yaml(path), list[Row])
     except msgspec.ValidationError as error:

@@ -4,6 +4,10 @@ Invariants of `encode_chat`: the ids equal those of `apply_chat_template`; the m
 generated in each trained turn, from the end of the inference prompt up to and including the stop token. If this is
 impossible, a Refusal names the turn and the reason. Raw text has no template: see `encode_raw_text`.
 
+Each sequence of `encode_turns` holds what inference saw when its turns were generated. Turns with the prefix property
+share a sequence: a template that keeps its history gives one sequence, one that drops old reasoning gives one for each
+user message, and gpt-oss one for each turn.
+
 >>> from tokenizers import Tokenizer, models, pre_tokenizers
 >>> words = {"hi": 0, "hello": 1, "ok": 2}
 >>> backend = Tokenizer(models.WordLevel(words, unk_token="ok"))
@@ -34,14 +38,14 @@ from numpy.typing import NDArray
 
 from pairwright.records.arrays import Array
 from pairwright.records.messages import TEXT, Json, Message, count_ids
-from pairwright.tokens.encode_options import WHOLE, EncodeOptions
+from pairwright.tokens.encode_options import DEFAULT, WHOLE, EncodeOptions
 from pairwright.tokens.message_dialect import adapt_dicts, adapt_records
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Paint, Report, Sequence
 from pairwright.tokens.spans.control_tokens import control_pattern
 from pairwright.tokens.spans.dropped import refuse_dropped, refuse_media
 from pairwright.tokens.spans.grammar import choose_mode
-from pairwright.tokens.spans.regions import Located, Region, locate
+from pairwright.tokens.spans.regions import Group, Located, Region, locate_groups, only_group
 from pairwright.tokens.spans.spelling import Controls, Encoded, Part, PrefixEncoder, encode_parts, encode_text
 from pairwright.tokens.template.render import Piece, Rendered
 from pairwright.tokens.template.tracked_str import CALL, CALL_ID, REASONING, Chat
@@ -72,11 +76,41 @@ def encode_chat(
     ready = chat_tokenizer(tokenizer)
     if is_raw_text(messages):
         return encode_raw_text(ready, _texts(messages), options, train_from=train_from)
-    prepared = prepare_chat(ready, messages, tools, allow_images=options.allow_images)
-    turns = [index for index in prepared.generated if index >= train_from]
-    located = locate(prepared.tokenizer, prepared.chat, prepared.tools, turns, options.terms, verify=options.verify)
+    prepared, groups = _locate_turns(ready, messages, tools, options, train_from)
+    located = only_group(groups)
     refuse_dropped(located.dropped, allow=options.allow_dropped)
     return encode_located(prepared, prepared.chat, located, options)
+
+
+def encode_turns(
+    tokenizer: Any,
+    messages: Messages,
+    tools: Items[Json] | None = None,
+    options: EncodeOptions = DEFAULT,
+    *,
+    train_from: int = 0,
+) -> list[Sequence]:
+    """Encode a conversation as the fewest sequences that the law allows, in turn order; arguments as for
+    `encode_chat`."""
+    ready = chat_tokenizer(tokenizer)
+    if is_raw_text(messages):
+        return [encode_raw_text(ready, _texts(messages), options, train_from=train_from)]
+    prepared, groups = _locate_turns(ready, messages, tools, options, train_from)
+    refuse_dropped(tuple(item for _, located in groups for item in located.dropped), allow=options.allow_dropped)
+    # Prompts of one run share a prefix, which is encoded once.
+    encoder = None
+    if len(groups) > 1:
+        encoder = PrefixEncoder(prepared.tokenizer, [located.rendered.text for _, located in groups])
+    return [encode_located(prepared, part, located, options, encoder=encoder) for part, located in groups]
+
+
+def _locate_turns(
+    tokenizer: ChatTokenizer, messages: Messages, tools: Items[Json] | None, options: EncodeOptions, train_from: int
+) -> tuple["Prepared", list[Group]]:
+    prepared = prepare_chat(tokenizer, messages, tools, allow_images=options.allow_images)
+    turns = [index for index in prepared.generated if index >= train_from]
+    where = prepared.tokenizer, prepared.chat, prepared.tools
+    return prepared, locate_groups(*where, turns, options.terms, verify=options.verify)
 
 
 def _texts(messages: Messages) -> list[Message]:
@@ -84,21 +118,14 @@ def _texts(messages: Messages) -> list[Message]:
 
 
 class Prepared(NamedTuple):
-    """A conversation in the form that the template takes.
+    """A conversation in the form that the template takes."""
 
-    tokenizer      with the template in the record's mode
-    chat, tools    the messages and schemas
-    generated      indices of the messages that the model generated
-    rewritten_ids  number of rewritten call ids
-    mode           template variables that switch thinking on or off, because the record has reasoning or lacks it
-    """
-
-    tokenizer: ChatTokenizer
+    tokenizer: ChatTokenizer  # with the template in the record's mode
     chat: Chat
     tools: list[Json] | None
-    generated: list[int]
-    rewritten_ids: int
-    mode: Json
+    generated: list[int]  # indices of the messages that the model generated
+    rewritten_ids: int  # number of rewritten call ids
+    mode: Json  # variables that switch thinking on or off, because the record has reasoning or lacks it
 
 
 def prepare_chat(
@@ -109,8 +136,7 @@ def prepare_chat(
     allow_images: bool = False,
     mode: Json | None = None,
 ) -> Prepared:
-    """Convert messages to the form that the template takes, and set the template to `mode`, by default the mode of
-    the messages: thinking is on if a generated message has reasoning."""
+    """Convert messages to the template's form; `mode` is by default theirs: thinking, if a turn has reasoning."""
     if not messages:
         raise Refusal("not_generated", "a conversation without messages")
     schemas = tokenizer.schemas(tools)
@@ -141,13 +167,11 @@ def encode_located(
     *,
     encoder: PrefixEncoder | None = None,
 ) -> Sequence:
-    """Encode `chat`, the conversation or a prefix of it, whose regions are known. A turn that was joined to its prompt
-    is encoded separately from it."""
-    rendered, regions = located.rendered, located.regions
+    """Encode `chat`, the conversation or a prefix of it, whose regions are known."""
     encoded, num_controls = encode_text(
         prepared.tokenizer,
-        rendered,
-        regions,
+        located.rendered,
+        located.regions,
         boundaries="split" if located.is_joined else options.boundaries,
         controls=options.control_tokens,
         encoder=encoder,
@@ -156,8 +180,7 @@ def encode_located(
 
 
 def finish_sequence(prepared: Prepared, chat: Chat, located: Located, encoded: Encoded, num_controls: int) -> Sequence:
-    """Check the tokens of encoded text, and add mask, paint and report. `num_controls` is the number of control tokens
-    encoded as text."""
+    """Check the tokens, and add mask, paint and report; `num_controls` control tokens are encoded as text."""
     regions = located.regions
     spans = find_spans(encoded, regions)
     mask, message_index, paint = paint_tokens(encoded, located.rendered, regions, chat, spans)
@@ -195,8 +218,7 @@ def _count_added(encoded: Encoded, regions: list[Region], spans: Spans) -> int:
 def paint_tokens(
     encoded: Encoded, rendered: Rendered, regions: list[Region], chat: Chat, spans: Spans
 ) -> tuple[NDArray[np.bool_], NDArray[np.int32], NDArray[np.int8]]:
-    """Return mask, message and paint of every token, by the origin of its text. `spans` are the tokens of the
-    regions."""
+    """Return mask, message and paint of every token, by the origin of its text; `spans` are the regions' tokens."""
     size = len(encoded.ids)
     mask, message_index = np.zeros(size, dtype=bool), np.full(size, -1, np.int32)
     paint, generated = np.zeros(size, np.int8), np.full(size, Paint.GENERATED, np.int8)
@@ -216,10 +238,7 @@ def paint_tokens(
 
 
 def find_spans(encoded: Encoded, regions: list[Region]) -> Spans:
-    """Find the tokens that overlap each region: starts and exclusive ends.
-
-    Excludes a control token that begins before the region and only absorbs white space of it.
-    """
+    """Find the tokens of regions; a control token that only absorbs white space of its region is not one."""
     lows, highs = _find_overlaps(encoded, regions)
     for number, (region, low, high) in enumerate(zip(regions, lows, highs, strict=True)):
         if low < high and encoded.starts[low] < region.start and encoded.is_control[encoded.ids[low]]:
@@ -228,8 +247,7 @@ def find_spans(encoded: Encoded, regions: list[Region]) -> Spans:
 
 
 def _find_overlaps(encoded: Encoded, parts: Items[Region] | Items[Piece]) -> Spans:
-    """Find the tokens that overlap each part of the text by bisection: the first token that ends after the part's
-    start, and the first that starts at or after its end."""
+    """Find the tokens that overlap each part of the text: starts, and exclusive ends."""
     lows = encoded.ends.searchsorted(np.array([part.start for part in parts], np.int32), side="right")
     highs = encoded.starts.searchsorted(np.array([part.end for part in parts], np.int32), side="left")
     return lows.tolist(), highs.tolist()
@@ -238,8 +256,7 @@ def _find_overlaps(encoded: Encoded, parts: Items[Region] | Items[Piece]) -> Spa
 def _check_tokens(
     tokenizer: ChatTokenizer, encoded: Encoded, rendered: Rendered, regions: list[Region], spans: Spans
 ) -> int:
-    """Count tokens that begin before a turn. Refuse tokens with text of another message, and a stop that is not a
-    separate token."""
+    """Count tokens that begin before a turn; refuse text of other messages, and a stop that is no separate token."""
     merged = 0
     firsts: list[int] = []
     for region, low, high in zip(regions, *spans, strict=True):
@@ -263,21 +280,6 @@ def _check_tokens(
     return merged
 
 
-# Raw text to sequences: no chat template; the texts are concatenated into one sequence.
-#
-#     Beautiful is better than| ugly.<eos>        prompt (with the special tokens that the tokenizer puts before a text)
-#                              ^^^^^^^^^^^        trained: the completion with the end-of-sequence token
-#
-# The prompt is encoded as the tokenizer encodes a text; if templated text already begins with BOS, no second one is
-# added. Each completion is encoded separately and continues these ids. The EOS token follows unless the completion ends
-# with a stop token; `drop_stop` removes it if the answer was cut short. The ids equal those of TRL's DPOTrainer for
-# standard rows, except if a token would merge across the end of the prompt: TRL then drops the end of the prompt, here
-# the prompt stays the one of inference.
-
-
-SOURCE = "text"
-
-
 def is_raw_text(messages: Items[Any]) -> bool:
     """Return whether a conversation is raw text; raise a Refusal if only some messages are."""
     number = sum(isinstance(message, Message) and message.role == TEXT for message in messages)
@@ -296,7 +298,15 @@ def _refuse_ids(messages: Items[Any]) -> None:
 def encode_raw_text(
     tokenizer: ChatTokenizer, messages: Items[Message], options: EncodeOptions, *, train_from: int = 0
 ) -> Sequence:
-    """Encode raw text as one sequence; generated messages from `train_from` on are trained."""
+    """Encode raw text, without a template, as one sequence; generated messages from `train_from` on are trained.
+
+        Beautiful is better than| ugly.<eos>        prompt, after the special tokens that the tokenizer puts before text
+                                 ^^^^^^^^^^^        trained: the completion with the EOS token
+
+    Each completion is encoded separately and continues the ids of the prompt. EOS follows unless the completion ends
+    with a stop token. The ids equal those of TRL's DPOTrainer for standard rows, except if a token would merge across
+    the end of the prompt: TRL then drops the end of the prompt, here the prompt stays the one of inference.
+    """
     _refuse_ids(messages)
     control_tokens, require_stop = options.control_tokens, options.require_stop
     trained = [number >= train_from and message.is_generated for number, message in enumerate(messages)]
@@ -307,7 +317,6 @@ def encode_raw_text(
     if not len(spans[0].ids):
         detail = "no prompt, and no BOS token in its place: nothing is before the first token"
         raise Refusal("not_generated", detail, message=first)
-    # Encode each further message separately, continuing the ids before it.
     last, stop = len(messages) - 1, None
     for number in range(first, len(messages)):
         text, paint = messages[number].text, Paint.TEXT
@@ -319,11 +328,10 @@ def encode_raw_text(
         ids, _ = encode_parts(tokenizer, [part], continues=True)[part]
         spans.append(_Span(ids, np.full(len(ids), number, np.int32), np.full(len(ids), paint, np.int8)))
     if stop is not None:
-        # The stop is the last token of the last message.
         spans[-1].paint[-1:] = Paint.STOP
     message_index = np.concatenate([span.message_index for span in spans])
     report = Report(
-        source=SOURCE,
+        source="text",
         num_turns=sum(trained),
         split=True,
         stops=() if stop is None else (stop,),
@@ -357,7 +365,7 @@ def _encode_prompt(tokenizer: ChatTokenizer, messages: Items[Message], controls:
         escaped += [(low + start, high + start) for low, high in _find_escaped(tokenizer, text, controls, number)]
     part = Part("".join(texts), tuple(escaped))
     ids, offsets = encode_parts(tokenizer, [part], continues=False)[part]
-    before = _special_prefix(tokenizer)
+    before = tokenizer.learn("special_prefix", lambda: _special_prefix(tokenizer))
     if len(before) and not escaped and part.text.startswith(tokenizer.decode(before)):
         before = before[:0]  # already templated
     # (N,) the message of each token: the first one that ends after the token's start.
@@ -371,13 +379,9 @@ def _encode_prompt(tokenizer: ChatTokenizer, messages: Items[Message], controls:
 
 def _special_prefix(tokenizer: ChatTokenizer) -> Array:
     """Return the special tokens that the tokenizer puts before a text, such as BOS."""
-    if "special_prefix" not in tokenizer.learnt:
-        # The special tokens before the first ordinary one.
-        encoding = tokenizer.backend.encode("a", add_special_tokens=True)
-        number = encoding.special_tokens_mask.index(0) if 0 in encoding.special_tokens_mask else 0
-        tokenizer.learnt["special_prefix"] = np.array(encoding.ids[:number], dtype=np.int32)
-    prefix: Array = tokenizer.learnt["special_prefix"]
-    return prefix
+    encoding = tokenizer.backend.encode("a", add_special_tokens=True)
+    number = encoding.special_tokens_mask.index(0) if 0 in encoding.special_tokens_mask else 0
+    return np.array(encoding.ids[:number], dtype=np.int32)
 
 
 def _add_stop(tokenizer: ChatTokenizer, message: Message, *, require_stop: bool, number: int) -> tuple[str, str | None]:

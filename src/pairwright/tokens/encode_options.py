@@ -58,7 +58,6 @@ class EncodeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def terms(self) -> Terms:
-        """The options that the law needs."""
         is_closing = self.missing_reasoning == "close"
         return Terms(self.require_stop, is_closing, self.allow_dropped)
 

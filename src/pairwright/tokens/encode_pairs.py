@@ -18,20 +18,13 @@ import numpy as np
 
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message, mark_generated
-from pairwright.tokens.encode import (
-    Messages,
-    Prepared,
-    encode_raw_text,
-    finish_sequence,
-    is_raw_text,
-    prepare_chat,
-)
+from pairwright.tokens.encode import Messages, Prepared, encode_raw_text, finish_sequence, is_raw_text, prepare_chat
 from pairwright.tokens.encode_options import DEFAULT, EncodeOptions
 from pairwright.tokens.recorded import EncodedSide, count_shared_prompt, drop_stop, encode_recorded_side
 from pairwright.tokens.refusals import Refusal, TokensError
 from pairwright.tokens.sequence import Sequence, Truncation
 from pairwright.tokens.spans.dropped import refuse_dropped, refuse_media, refuse_media_inputs
-from pairwright.tokens.spans.grammar import choose_mode
+from pairwright.tokens.spans.grammar import choose_mode, count_common
 from pairwright.tokens.spans.regions import Located, locate_groups
 from pairwright.tokens.spans.spelling import Part, encode_parts, find_escaped_controls, index_tokens
 from pairwright.tokens.template.tracked_str import Chat
@@ -45,8 +38,6 @@ SIDES: tuple[Name, Name] = ("chosen", "rejected")
 
 
 class EncodedPair(msgspec.Struct, frozen=True, kw_only=True):
-    """Two sequences that start with the same prompt."""
-
     chosen: Sequence
     rejected: Sequence
     prompt_length: int
@@ -99,14 +90,12 @@ def encode_pairs(
     ready = chat_tokenizer(tokenizer)
     source = iter(pairs)
     while group := list(islice(source, _AT_ONCE)):
-        # Render and locate every pair of the group; a refusal takes the place of its draft.
         drafts: list[_Draft | TokensError] = []
         for pair in group:
             try:
                 drafts.append(_draft_or_cut(ready, pair, options))
             except TokensError as error:
                 drafts.append(error)
-        # Encode each distinct prompt and completion of the group once, in two batches.
         rendered = [side for draft in drafts if isinstance(draft, _Draft) for side in draft.rendered.values()]
         prompts = list(dict.fromkeys(side.prompt for side in rendered))
         tails = list(dict.fromkeys(side.tail for side in rendered))
@@ -143,22 +132,13 @@ def truncate_pair(
     if truncation != "keep_end" or room < max(1, keep_first):
         completion = longest - pair.prompt_length
         raise Refusal("too_long", f"{longest} tokens, {completion} of them completion, of at most {max_length}")
-    # (room,) positions of the prompt tokens to keep.
     first = np.arange(keep_first)
     positions = np.concatenate([first, np.arange(pair.prompt_length - (room - keep_first), pair.prompt_length)])
-    return EncodedPair(
-        chosen=_keep(pair.chosen, positions, pair.prompt_length),
-        rejected=_keep(pair.rejected, positions, pair.prompt_length),
-        prompt_length=room,
+    chosen, rejected = (
+        side.take(np.concatenate([positions, np.arange(pair.prompt_length, len(side))]))
+        for side in (pair.chosen, pair.rejected)
     )
-
-
-def _keep(side: Sequence, positions: Any, prompt_length: int) -> Sequence:
-    # The kept tokens of the prompt, then the whole completion.
-    return side.take(np.concatenate([positions, np.arange(prompt_length, len(side))]))
-
-
-# Drafts: rendered pairs that will be encoded together.
+    return EncodedPair(chosen=chosen, rejected=rejected, prompt_length=room)
 
 
 class _Rendered(NamedTuple):
@@ -173,8 +153,7 @@ class _Rendered(NamedTuple):
 
 
 class _Draft(NamedTuple):
-    """A pair whose sides are rendered, or already encoded (recorded ids and raw text). `left_out` are the turns of a
-    side that are not trained."""
+    """A pair whose sides are rendered, or already encoded; `left_out` are the untrained turns of a side."""
 
     rendered: dict[str, _Rendered]
     encoded: dict[str, EncodedSide]
@@ -200,13 +179,8 @@ def _draft_or_cut(tokenizer: ChatTokenizer, pair: PairMessages, options: EncodeO
 
 
 def _first_difference(pair: PairMessages) -> PairMessages | None:
-    """Reduce a pair to the first turns that differ, after the common messages; None if these turns were not generated
-    or are the whole pair."""
-    shared = 0
-    for left, right in zip(pair.chosen, pair.rejected, strict=False):
-        if left != right:
-            break
-        shared += 1
+    """Reduce a pair to the first turns that differ; None if they were not generated, or are the whole pair."""
+    shared = count_common(pair.chosen, pair.rejected)
     sides = pair.chosen[shared:], pair.rejected[shared:]
     if not all(sides) or not all(_is_generated(side[0]) for side in sides) or max(map(len, sides)) == 1:
         return None
@@ -236,7 +210,6 @@ def _draft_pair(tokenizer: ChatTokenizer, pair: PairMessages, options: EncodeOpt
         if is_text:
             messages = [*_records(pair.prompt), *mark_generated(tuple(_records(completion)))]
             sequence = encode_raw_text(tokenizer, messages, options, train_from=len(pair.prompt))
-            # The prompt ends at the first trained token.
             start = int(np.argmax(sequence.mask))
             draft.encoded[name] = EncodedSide(drop_stop(sequence) if is_cut else sequence, start)
             continue
@@ -292,8 +265,7 @@ def _records(messages: Messages) -> list[Message]:
 
 
 def _split_parts(tokenizer: ChatTokenizer, located: Located, options: EncodeOptions) -> tuple[Part, Part]:
-    """Split into prompt and tail, each with the control tokens to encode as text; the tail also has the edges of its
-    turns if `boundaries` is "split"."""
+    """Split into prompt and tail, with control tokens to encode as text and edges that no token spans."""
     # The first region starts at the end of the prompt; positions in the tail count from there.
     text, cut = located.rendered.text, located.regions[0].prompt
     escaped = find_escaped_controls(tokenizer, located.rendered, located.regions, options.control_tokens)
@@ -323,8 +295,7 @@ def _encode_draft(tokenizer: ChatTokenizer, draft: _Draft, prompts: Encodings, t
         sequence = finish_sequence(side.prepared, side.chat, located, encoded, num_controls)
         sides[name] = EncodedSide(drop_stop(sequence) if side.is_cut else sequence, size)
     for name, turns in draft.left_out.items():
-        report = msgspec.structs.replace(sides[name].sequence.report, left_out=turns)
-        sides[name] = sides[name]._replace(sequence=msgspec.structs.replace(sides[name].sequence, report=report))
+        sides[name] = sides[name]._replace(sequence=sides[name].sequence.with_report(left_out=turns))
     chosen, rejected = sides["chosen"], sides["rejected"]
     # Two rendered sides have the same prompt ids; recorded prompts may differ.
     prompt_length = count_shared_prompt(tokenizer, chosen, rejected) if draft.encoded else chosen.start

@@ -12,7 +12,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -84,6 +84,12 @@ def find_hints(
     `templates` maps error kinds to hints; `function` and `judge` return a hint for a conversation and a site; `cache`
     is a folder for the judge's answers.
     """
+    propose: dict[HintSource, Callable[[ErrorSite], str | None]] = {
+        "function": lambda site: None if function is None else function(messages, site),
+        "kind": lambda site: _fill_template(site, templates),
+        "environment": lambda site: site.text,
+        "judge": lambda site: None if judge is None else _ask_judge(messages, site, judge, cache),
+    }
     hints: dict[int, Hint] = {}  # recovery turn -> hint of the first site that has one
     counts: Counter[str] = Counter()
     for site in sites:
@@ -92,7 +98,9 @@ def find_hints(
             counts["without_recovery"] += 1
             continue
         context = messages[site.index : target]
-        texts = _propose_texts(messages, site, templates, sources, function, judge, cache)
+        # Lazy: a source is called only if those before it have no hint.
+        proposed = ((propose[source](site), source) for source in sources)
+        texts = ((text.strip(), source) for text, source in proposed if text and text.strip())
         first = next((item for item in texts if not is_repetition(item[0], context)), None)
         if first is None:
             counts["without_hint"] += 1
@@ -111,16 +119,11 @@ def add_text(message: Message, text: str) -> Message:
     return msgspec.structs.replace(message, content=(message.content or "") + text)
 
 
-def addendum(hint: str) -> str:
-    return f"\n\n[Hint: {hint}]"
-
-
 def _find_recovery(messages: Sequence[Message], index: int) -> int | None:
     """Return the next generated turn if it is not empty and follows a message that can carry a hint."""
     for position in range(index + 1, len(messages)):
         message = messages[position]
         if message.is_generated:
-            # Only the first generated turn can be the recovery: later turns answer other messages.
             says = message.text.strip() or message.tool_calls or (message.reasoning or "").strip()
             carries = messages[position - 1].role in ("user", "tool") and not messages[position - 1].is_generated
             return position if says and carries else None
@@ -137,36 +140,11 @@ def is_repetition(hint: str, context: Sequence[Message]) -> bool:
     return any(words in _normalize(message.text) for message in context)
 
 
-def _propose_texts(
-    messages: Sequence[Message],
-    site: ErrorSite,
-    templates: Mapping[str, str],
-    sources: Sequence[HintSource],
-    function: Judge | None,
-    judge: Judge | None,
-    cache: Path | None,
-) -> Iterator[tuple[str, HintSource]]:
-    """Yield the hints of the sources in order. Lazy: a source is called only if the caller needs another hint."""
-    for source in sources:
-        text: str | None = None
-        if source == "function" and function is not None:
-            text = function(messages, site)
-        elif source == "kind" and (template := _find_template(site.kind, templates)):
-            text = _fill_template(template, site)
-        elif source == "environment":
-            text = site.text
-        elif source == "judge" and judge is not None:
-            text = _ask_judge(messages, site, judge, cache)
-        if text and text.strip():
-            yield text.strip(), source
-
-
-def _find_template(kind: str, templates: Mapping[str, str]) -> str | None:
-    """Return the template of a kind. A kind of another system ("tool_not_found") is mapped to one of ours."""
-    return templates.get(kind) or templates.get(failure_kind(kind.replace("_", " "), kind))
-
-
-def _fill_template(template: str, site: ErrorSite) -> str:
+def _fill_template(site: ErrorSite, templates: Mapping[str, str]) -> str | None:
+    """Fill the template of a site's kind; a kind of another system ("tool_not_found") is mapped to one of ours."""
+    template = templates.get(site.kind) or templates.get(failure_kind(site.kind.replace("_", " "), site.kind))
+    if not template:
+        return None
     if not site.available_tools:
         template = _TOOLS_SENTENCE.sub("", template)
     fields = {"tool": site.tool or "the tool", "tools": ", ".join(site.available_tools), "error": site.text}
@@ -192,8 +170,6 @@ def _ask_judge(messages: Sequence[Message], site: ErrorSite, judge: Judge, cache
     return hint
 
 
-# Hints of a configuration (`train.sdpo`): the user's function, templates, a judge model.
-
 HINT_FUNCTIONS = "pairwright.hints"
 _MAX_CHARACTERS = 4000  # characters of one message in the judge's question
 # One or two sentences at the start of a text, in groups 1 and 2.
@@ -212,8 +188,9 @@ class Hinter:
         self._judge: HintJudge | None = None
         if settings.judge.model is not None and "judge" in settings.hint_sources:
             self._judge = HintJudge(settings.judge.as_policy())
-            folder = _cache_folder() if settings.hint_cache is None else Path(settings.hint_cache)
-            self._options |= {"judge": self._judge, "cache": folder / self._judge.identity}
+            cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+            folder = settings.hint_cache or cache / "pairwright" / "hints"
+            self._options |= {"judge": self._judge, "cache": Path(folder) / self._judge.identity}
 
     def __call__(self, messages: Sequence[Message], sites: Sequence[ErrorSite]) -> tuple[list[Hint], HintCounts]:
         return find_hints(messages, sites, **self._options)
@@ -319,7 +296,3 @@ def _load_hint_function(name: str) -> Judge:
         return text
 
     return hint
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pairwright" / "hints"

@@ -18,13 +18,14 @@ import itertools
 import json
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from pairwright.records.messages import Json, Message, to_template_chat
-from pairwright.tokens.refusals import TemplateError
-from pairwright.tokens.spans.grammar import Tags, learn_grammar
+from pairwright.tokens.spans.dropped import decode_text
+from pairwright.tokens.spans.grammar import Grammar, Tags, learn_grammar, try_render
 from pairwright.tokens.template.render import Rendered, Template
 from pairwright.tokens.template.tracked_str import CALL, CONTENT, Chat, plain_chat
 from pairwright.tokens.tokenizer import ChatTokenizer
@@ -34,26 +35,16 @@ _LONG_ID = "call_zq0000000001"
 
 
 class Forms(msgspec.Struct, frozen=True):
-    """The message form that a template takes.
+    """The message form that a template takes."""
 
-    arguments    "object" or "text"
-    empty        content beside calls without text: None or ""
-    drops_text   arguments are rendered as an object, but not as JSON text
-    needs_text   arguments are accepted as JSON text, but refused as an object
-    wants_parts  content is rendered as a list of parts, but not as text
-    short_ids    call ids other than nine letters or digits are refused
-    thought_tags  tags of the thinking block, if the template writes an empty one before text that begins with one
-    reasoning_key  the key under which reasoning is rendered, if it is not one of transformers' keys
-    """
-
-    arguments: str = "object"
-    empty: str | None = None
-    drops_text: bool = False
-    needs_text: bool = False
-    wants_parts: bool = False
-    short_ids: bool = False
-    thought_tags: Tags | None = None
-    reasoning_key: str = ""
+    arguments: str = "object"  # or "text"
+    empty: str | None = None  # content beside calls without text: None or ""
+    drops_text: bool = False  # arguments are rendered as an object, but not as JSON text
+    needs_text: bool = False  # arguments are accepted as JSON text, but refused as an object
+    wants_parts: bool = False  # content is rendered as a list of parts, but not as text
+    short_ids: bool = False  # call ids other than nine letters or digits are refused
+    thought_tags: Tags | None = None  # if the template writes an empty thinking block before text that begins with one
+    reasoning_key: str = ""  # key under which reasoning is rendered, if it is not one of transformers' keys
 
 
 def move_thought(message: Json, tags: Tags) -> Json:
@@ -75,20 +66,22 @@ def move_thought(message: Json, tags: Tags) -> Json:
 
 def adapt_records(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: list[Json] | None) -> tuple[Chat, int]:
     """Convert records to chat messages; also return the number of rewritten call ids."""
-    forms = find_forms(tokenizer, tokenizer.renderer(tools))
+    renderer = tokenizer.renderer(tools)
+    forms = find_forms(tokenizer, renderer)
     chat = plain_chat(to_template_chat(messages, arguments=forms.arguments, empty=forms.empty))
     if forms.thought_tags is not None:
         chat = [
             move_thought(message, forms.thought_tags) if message.get("role") == "assistant" else message
             for message in chat
         ]
-    return _fit_chat(_join_parts(tokenizer, tokenizer.renderer(tools), chat), forms)
+    return _fit_chat(_join_parts(tokenizer, renderer, chat), forms)
 
 
 def adapt_dicts(tokenizer: ChatTokenizer, messages: Sequence[Any], tools: list[Json] | None) -> tuple[Chat, int]:
     """Change chat dicts only where the template would drop content, print a null or raise an error; also return the
     number of rewritten call ids."""
-    forms = find_forms(tokenizer, tokenizer.renderer(tools))
+    renderer = tokenizer.renderer(tools)
+    forms = find_forms(tokenizer, renderer)
     chat = plain_chat(messages)
     for message in chat:
         calls = message.get("tool_calls")
@@ -100,10 +93,11 @@ def adapt_dicts(tokenizer: ChatTokenizer, messages: Sequence[Any], tools: list[J
             function = call.get("function", call) if isinstance(call, dict) else {}
             arguments = function.get("arguments") if isinstance(function, dict) else None
             if forms.drops_text and isinstance(arguments, str):
-                function["arguments"] = _decode_object(arguments)
+                decoded = decode_text(arguments)
+                function["arguments"] = decoded if isinstance(decoded, dict) else arguments
             elif forms.needs_text and isinstance(arguments, dict):
                 function["arguments"] = json.dumps(arguments, ensure_ascii=False)
-    return _fit_chat(_join_parts(tokenizer, tokenizer.renderer(tools), chat), forms)
+    return _fit_chat(_join_parts(tokenizer, renderer, chat), forms)
 
 
 def _fit_chat(chat: Chat, forms: Forms) -> tuple[Chat, int]:
@@ -129,35 +123,25 @@ def _join_parts(tokenizer: ChatTokenizer, renderer: Template, chat: Chat) -> Cha
         is_text = is_text and all(part.keys() <= {"type", "text"} for part in parts)
         if not is_text or (role == "assistant" and len(parts) > 1):
             continue
-        key = ("text_only", renderer.hash, role)
-        if key not in tokenizer.learnt:
-            tokenizer.learnt[key] = _reads_text_only(renderer, role, find_forms(tokenizer, renderer))
-        if tokenizer.learnt[key]:
+        reads_text_only = partial(_reads_text_only, tokenizer, renderer, role)
+        if tokenizer.learn(("text_only", renderer.hash, role), reads_text_only):
             chat[number] = {**message, "content": "\n".join(part["text"] for part in parts)}
     return chat
 
 
-def _reads_text_only(renderer: Template, role: str, forms: Forms) -> bool:
+def _reads_text_only(tokenizer: ChatTokenizer, renderer: Template, role: str) -> bool:
     """Return whether the template renders content of this role as text, but not as a list of parts."""
+    forms = find_forms(tokenizer, renderer)
     message: Json = {"role": role, "content": "zqu"}
     before: Chat = [] if role in ("user", "system", "developer") else [_USER]
     after: Chat = [_USER] if role in ("system", "developer") else []
     if role == "tool":
-        arguments: object = {"zqa": "zqx"} if forms.arguments == "object" else '{"zqa": "zqx"}'
-        call = {"id": "zq0000000", "type": "function", "function": {"name": "zqf", "arguments": arguments}}
-        before.append({"role": "assistant", "content": forms.empty, "tool_calls": [call]})
+        before.append(_call_turn(forms.arguments, forms.empty, "zq0000000"))
         message |= {"tool_call_id": "zq0000000", "name": "zqf"}
     place = len(before)
-    as_text = _render(renderer, [*before, message, *after])
-    return not _is_missing(as_text, place) and _is_missing(_render(renderer, [*before, _parts(message), *after]), place)
-
-
-def _decode_object(text: str) -> Any:
-    try:
-        value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        return text
-    return value if isinstance(value, dict) else text
+    as_text = try_render(renderer, [*before, message, *after])
+    as_parts = try_render(renderer, [*before, _parts(message), *after])
+    return not _is_missing(as_text, place) and _is_missing(as_parts, place)
 
 
 def _shorten_ids(chat: Chat) -> int:
@@ -186,24 +170,14 @@ def _shorten_ids(chat: Chat) -> int:
     return sum(name != new for name, new in short.items())
 
 
-# Find the form that a template takes, with a small conversation.
-
-
 def find_forms(tokenizer: ChatTokenizer, renderer: Template) -> Forms:
     """Return the forms that this template takes; tested once and cached."""
-    key = ("forms", renderer.hash)
-    if key not in tokenizer.learnt:
-        grammar = learn_grammar(tokenizer, renderer)
-        tags = next((tags for tags in grammar.tags if _doubles(renderer, tags)), None)
-        forms = _try_forms(renderer)
-        tokenizer.learnt[key] = msgspec.structs.replace(forms, thought_tags=tags, reasoning_key=grammar.reasoning_key)
-    found: Forms = tokenizer.learnt[key]
-    return found
+    return tokenizer.learn(("forms", renderer.hash), lambda: _try_forms(renderer, learn_grammar(tokenizer, renderer)))
 
 
-def _try_forms(renderer: Template) -> Forms:
-    text = _render(renderer, [_USER])
-    wants_parts = _is_missing(text) and not _is_missing(_render(renderer, [_parts(_USER)]))
+def _try_forms(renderer: Template, grammar: Grammar) -> Forms:
+    text = try_render(renderer, [_USER])
+    wants_parts = _is_missing(text) and not _is_missing(try_render(renderer, [_parts(_USER)]))
     short_ids = False
     # Try each form of a small call: the first that shows name and arguments as JSON, and prints no null, wins.
     forms = list(itertools.product(("object", "text"), (None, "")))
@@ -222,7 +196,8 @@ def _try_forms(renderer: Template) -> Forms:
     as_text = renders["text", empty]
     drops_text = arguments == "object" and bool(whole) and (as_text is None or "zqx" not in as_text.text)
     needs_text = arguments == "text" and bool(whole) and renders["object", empty] is None
-    return Forms(arguments, empty, drops_text, needs_text, wants_parts, short_ids)
+    tags = next((tags for tags in grammar.tags if _doubles(renderer, tags)), None)
+    return Forms(arguments, empty, drops_text, needs_text, wants_parts, short_ids, tags, grammar.reasoning_key)
 
 
 _USER: Json = {"role": "user", "content": "zqu"}
@@ -235,7 +210,7 @@ def _doubles(renderer: Template, tags: Tags) -> bool:
     """Return whether the template writes an empty thinking block before the thinking block of a text."""
     opening, closing = tags
     turn: Json = {"role": "assistant", "content": f"{opening}zqr{closing}zqc"}
-    rendered = _render(renderer, [_USER, turn])
+    rendered = try_render(renderer, [_USER, turn])
     if rendered is None:
         return False
     before, _, _ = rendered.text.partition(f"{opening}zqr{closing}")
@@ -247,13 +222,6 @@ def _parts(message: Json) -> Json:
     return {**message, "content": [{"type": "text", "text": message["content"]}]}
 
 
-def _render(renderer: Template, chat: Chat) -> Rendered | None:
-    try:
-        return renderer.render(chat, None)
-    except TemplateError:
-        return None
-
-
 def _render_call(
     renderer: Template,
     arguments: str,
@@ -263,15 +231,19 @@ def _render_call(
     *,
     wants_parts: bool,
 ) -> Rendered | None:
-    # No template contains words that begin with zq, so such a word in the text comes from a message.
-    value: object = {"zqa": "zqx"} if arguments == "object" else '{"zqa": "zqx"}'
-    call = {"id": name, "type": "function", "function": {"name": "zqf", "arguments": value}}
-    turn: Json = {"role": "assistant", "content": content, "tool_calls": [call]}
+    turn = _call_turn(arguments, content, name)
     result: Json = {"role": "tool", "content": "zqr", "tool_call_id": name, "name": "zqf"}
     chat: Chat = [_USER, turn, result, {"role": "assistant", "content": "zqc"}, _USER][:size]
     if wants_parts:
         chat = [_parts(message) if isinstance(message["content"], str) else message for message in chat]
-    return _render(renderer, chat)
+    return try_render(renderer, chat)
+
+
+def _call_turn(arguments: str, content: str | None, name: str) -> Json:
+    # No template contains words that begin with zq, so such a word in the text comes from a message.
+    value: object = {"zqa": "zqx"} if arguments == "object" else '{"zqa": "zqx"}'
+    call = {"id": name, "type": "function", "function": {"name": "zqf", "arguments": value}}
+    return {"role": "assistant", "content": content, "tool_calls": [call]}
 
 
 def _is_missing(rendered: Rendered | None, number: int = 0) -> bool:

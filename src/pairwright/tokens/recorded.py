@@ -17,14 +17,13 @@ from pairwright.records.grouping import Conversation, conversation_of
 from pairwright.records.messages import Json, Message, canonical_messages
 from pairwright.records.tool_texts import write_tools_as_text
 from pairwright.tokens.clock import time_of
-from pairwright.tokens.encode import Messages, Prepared, find_spans, paint_tokens, prepare_chat
+from pairwright.tokens.encode import Messages, Prepared, encode_turns, find_spans, paint_tokens, prepare_chat
 from pairwright.tokens.encode_options import DEFAULT, EncodeOptions
-from pairwright.tokens.encode_turns import encode_turns
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Paint, Report, Sequence, weigh_turns
 from pairwright.tokens.spans.dropped import count_media, refuse_media_inputs
 from pairwright.tokens.spans.law import Terms
-from pairwright.tokens.spans.regions import Located, Region, locate
+from pairwright.tokens.spans.regions import Located, Region, locate_groups, only_group
 from pairwright.tokens.spans.spelling import Encoded, encode_continuation, index_tokens
 from pairwright.tokens.template.tracked_str import CONTENT, Chat
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer, record_variables
@@ -66,12 +65,12 @@ def encode_experience(
     selected = select_turns(messages, turns, options.train_turns, facts)
     refuse_empty(selected, turns, options.train_turns)
     left_out = [turn for turn in turns if turn not in selected]
+    ready = chat_tokenizer(tokenizer)
     if experience.tokens is not None and options.recorded == "use":
-        sequences = [build_from_arrays(chat_tokenizer(tokenizer), experience)]
-        sequences = [keep_turns(sequence, selected) for sequence in sequences] if left_out else sequences
+        sequence = build_from_arrays(ready, experience)
+        sequences = [keep_turns(sequence, selected) if left_out else sequence]
     else:
         tools = list(experience.tools) or None
-        ready = chat_tokenizer(tokenizer)
         if options.record_kwargs == "use":
             ready = ready.with_variables(record_variables(experience.info))
         ready = ready.at(time_of(experience.info))
@@ -86,11 +85,7 @@ def encode_experience(
     known: dict[str, Any] = {"uid": experience.eid.uid}
     if num_images := count_media(experience):
         known["images"] = num_images
-    sequences = [
-        msgspec.structs.replace(sequence, report=msgspec.structs.replace(sequence.report, **known))
-        for sequence in sequences
-    ]
-    return [weigh_turns(sequence, experience.messages) for sequence in sequences]
+    return [weigh_turns(sequence.with_report(**known), experience.messages) for sequence in sequences]
 
 
 def _encode_tool_texts(
@@ -111,9 +106,9 @@ def _encode_tool_texts(
     return [sequence.renumber(chat.origins) for sequence in sequences]
 
 
-def is_cut(experience: Experience) -> bool:
+def is_cut(answer: Experience | Side) -> bool:
     """Return whether a token limit cut the last answer short: the model sampled no stop token."""
-    return experience.truncate_status == "response_truncated"
+    return answer.truncate_status == "response_truncated"
 
 
 def drop_stop(sequence: Sequence) -> Sequence:
@@ -142,14 +137,8 @@ def build_from_arrays(tokenizer: ChatTokenizer, experience: Experience) -> Seque
     """Build a sequence from the recorded ids of an experience."""
     assert experience.tokens is not None
     assert experience.prompt_length is not None
-    return build_sequence(
-        tokenizer,
-        experience.tokens.astype(np.int32),
-        experience.prompt_length,
-        experience.action_mask,
-        experience.logprobs,
-        *conversation_of(experience),
-    )
+    arrays = experience.tokens.astype(np.int32), experience.prompt_length, experience.action_mask, experience.logprobs
+    return build_sequence(tokenizer, *arrays, *conversation_of(experience))
 
 
 def build_sequence(
@@ -161,8 +150,7 @@ def build_sequence(
     prompt: Items[Message],
     completion: Items[Message],
 ) -> Sequence:
-    """Build a sequence from recorded ids. Message indices are known only if there are as many masked spans as generated
-    messages."""
+    """Build a sequence from recorded ids; messages are known if each generated one has its masked span."""
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(tokenizer.is_control):
         detail = f"ids up to {int(ids.max())} were recorded with another tokenizer: this one has fewer"
         raise Refusal("recorded_ids", detail)
@@ -176,7 +164,6 @@ def build_sequence(
         logprobs = np.zeros(len(ids), dtype=np.float32)
         logprobs[prompt_length:] = response_logprobs
     message_index = np.full(len(ids), -1, dtype=np.int32)
-    # Assign spans to messages only if there is one span for each generated message.
     spans = find_mask_spans(mask)
     generated = [len(prompt) + number for number, message in enumerate(completion) if message.is_generated]
     if len(generated) == len(spans):
@@ -203,14 +190,12 @@ def find_mask_spans(mask: Array) -> Array:
 def _find_edited_turns(
     tokenizer: ChatTokenizer, generated: Array, num_prompt: int, completion: Items[Message]
 ) -> tuple[int, ...]:
-    """Return the generated messages that were edited: the ids do not spell their text. If the ids spell no message at
-    all, raise a Refusal: they come from another tokenizer. The text may lack sampled control tokens."""
+    """Return the turns whose text the ids do not spell; refuse ids that spell none: another tokenizer's."""
     texts = {
         num_prompt + number: message.content.strip()
         for number, message in enumerate(completion)
         if message.is_generated and isinstance(message.content, str) and message.content.strip()
     }
-    # Compare with and without control tokens: the text may lack sampled ones.
     differing = tuple(texts)
     for skip_control in (False, True) if texts else ():
         spelling = tokenizer.decode(generated, skip_control=skip_control)
@@ -239,8 +224,8 @@ def encode_recorded(
     prepared = prepare_chat(chat_tokenizer(tokenizer), messages, tools, allow_images=allow_images)
     if not recorded or any(index not in prepared.generated for index in recorded):
         raise Refusal("recorded_ids", f"ids are recorded for {sorted(recorded)}, generated were {prepared.generated}")
-    located = locate(prepared.tokenizer, prepared.chat, prepared.tools, sorted(recorded), RECORDED)
-    return build_from_turns(prepared, prepared.chat, located, recorded, added=added)
+    groups = locate_groups(prepared.tokenizer, prepared.chat, prepared.tools, sorted(recorded), RECORDED)
+    return build_from_turns(prepared, prepared.chat, only_group(groups), recorded, added=added)
 
 
 def build_from_turns(
@@ -254,25 +239,30 @@ def build_from_turns(
     """Build a sequence of a located conversation, with the recorded ids in place of its turns."""
     tokenizer, text = prepared.tokenizer, located.rendered.text
     # Encode the text between turns, copy the turns' ids; a region shrinks if its stop was not sampled.
-    parts, regions, position, stop = _Parts(), [], 0, None
+    parts: list[_Part] = []
+    regions, position, stop = [], 0, None
     for region in located.regions:
         between = text[position : region.prompt]
         ids, offsets = tokenizer.encode(between) if position == 0 else encode_continuation(tokenizer, between, stop)
-        parts.add_context(ids, offsets + position)
+        parts.append(_Part(ids, offsets + position))
         turn = recorded[region.message]
-        position = _find_sample_end(tokenizer, region, turn)
-        parts.add_sampled(turn, region.message, region.prompt, position)
+        # The sampled text ends after the stop token, or before it if it was not sampled.
+        position = region.end
+        if region.stop is not None and not (turn.ids and turn.ids[-1] == tokenizer.added[region.stop]):
+            position -= len(region.stop)
+        parts.append(_sampled_part(turn, region, position))
         regions.append(region._replace(start=region.prompt, end=position))
         stop = region.stop if position == region.end else None
     if position < len(text):
         ids, offsets = encode_continuation(tokenizer, text[position:], stop)
-        parts.add_context(ids, offsets + position)
-    encoded = index_tokens(tokenizer, np.concatenate(parts.ids), np.concatenate(parts.offsets), is_split=True)
+        parts.append(_Part(ids, offsets + position))
+    ids, offsets = np.concatenate([part.ids for part in parts]), np.concatenate([part.offsets for part in parts])
+    encoded = index_tokens(tokenizer, ids, offsets, is_split=True)
     mask, message_index, paint = paint_tokens(encoded, located.rendered, regions, chat, find_spans(encoded, regions))
     for message, hint in (added or {}).items():
         _paint_hint(encoded, located, message, hint, paint)
     # The mask by provenance must equal the sampled tokens.
-    if not np.array_equal(mask, np.concatenate(parts.masks)):
+    if not np.array_equal(mask, np.concatenate([np.full(len(part.ids), part.is_sampled) for part in parts])):
         raise Refusal("recorded_ids", "a recorded turn is empty or does not fit its place")
     report = Report(
         source="recorded",
@@ -283,17 +273,13 @@ def build_from_turns(
         prompt_dropped=located.prompt_dropped,
         images=located.num_images,
     )
-    logprobs = np.concatenate(parts.logprobs) if parts.has_logprobs else None
+    logprobs = None
+    if all(turn.logprobs is not None for turn in recorded.values()):
+        known = [np.zeros(len(part.ids)) if part.logprobs is None else part.logprobs for part in parts]
+        logprobs = np.concatenate(known).astype(np.float32)
     return Sequence(
         ids=encoded.ids, mask=mask, message_index=message_index, paint=paint, logprobs=logprobs, report=report
     )
-
-
-def _find_sample_end(tokenizer: ChatTokenizer, region: Region, turn: RecordedTurn) -> int:
-    """Return the end of the sampled text: after the stop token, or before it if it was not sampled."""
-    if region.stop is None or (turn.ids and turn.ids[-1] == tokenizer.added[region.stop]):
-        return region.end
-    return region.end - len(region.stop)
 
 
 def _paint_hint(encoded: Encoded, located: Located, message: int, hint: str, paint: Array) -> None:
@@ -305,38 +291,23 @@ def _paint_hint(encoded: Encoded, located: Located, message: int, hint: str, pai
         paint[(encoded.starts >= start) & (encoded.ends <= end) & (encoded.ends > start)] = Paint.HINT
 
 
-class _Parts:
-    """Collects ids with their offsets, masks and log-probabilities."""
+class _Part(NamedTuple):
+    """Ids (N,) with their offsets (N, 2)."""
 
-    def __init__(self) -> None:
-        self.ids: list[Array] = []
-        self.offsets: list[Array] = []
-        self.masks: list[Array] = []
-        self.logprobs: list[Array] = []
-        self.has_logprobs = True
-
-    def add_context(self, ids: Array, offsets: Array) -> None:
-        self._add(ids, offsets, np.zeros(len(ids), dtype=np.float32), is_sampled=False)
-
-    def add_sampled(self, turn: RecordedTurn, message: int, start: int, end: int) -> None:
-        """Add sampled ids; each gets the offsets of the whole turn, since their exact spelling does not matter."""
-        if turn.logprobs is not None and len(turn.logprobs) != len(turn.ids):
-            detail = f"{len(turn.logprobs)} log-probabilities for {len(turn.ids)} ids"
-            raise Refusal("recorded_ids", detail, message=message)
-        self.has_logprobs &= turn.logprobs is not None
-        # Zeros are placeholders: the sequence has log-probabilities only if every turn has them (`has_logprobs`).
-        logprobs = np.array(turn.logprobs or [0.0] * len(turn.ids), dtype=np.float32)
-        offsets = np.tile(np.array([[start, max(end, start + 1)]], dtype=np.int32), (len(turn.ids), 1))
-        self._add(np.array(turn.ids, dtype=np.int32), offsets, logprobs, is_sampled=True)
-
-    def _add(self, ids: Array, offsets: Array, logprobs: Array, *, is_sampled: bool) -> None:
-        self.ids.append(ids)
-        self.offsets.append(offsets)
-        self.masks.append(np.full(len(ids), is_sampled))
-        self.logprobs.append(logprobs)
+    ids: Array
+    offsets: Array
+    logprobs: tuple[float, ...] | None = None
+    is_sampled: bool = False
 
 
-# Sides of pairs with recorded ids: the model's prompt, then the sampled ids.
+def _sampled_part(turn: RecordedTurn, region: Region, end: int) -> _Part:
+    """Each sampled id gets the offsets of the whole turn: their exact spelling does not matter."""
+    if turn.logprobs is not None and len(turn.logprobs) != len(turn.ids):
+        detail = f"{len(turn.logprobs)} log-probabilities for {len(turn.ids)} ids"
+        raise Refusal("recorded_ids", detail, message=region.message)
+    span = np.array([[region.prompt, max(end, region.prompt + 1)]], dtype=np.int32)
+    offsets = np.tile(span, (len(turn.ids), 1))
+    return _Part(np.array(turn.ids, dtype=np.int32), offsets, turn.logprobs, is_sampled=True)
 
 
 class EncodedSide(NamedTuple):
@@ -364,7 +335,12 @@ def encode_recorded_side(
         return _build_from_experience(tokenizer, source, own, len(prompt), size)
     if len(prompt) != len(own.prompt) or size != len(messages):
         raise Refusal("recorded_ids", f"the ids of {source.eid.uid} do not end where the prompt and this side end")
-    return EncodedSide(_build_from_preference(tokenizer, source, answer, own), len(_ids(source)))
+    assert source.tokens is not None
+    assert answer.tokens is not None
+    # The preference has the prompt's ids, each side the ids of its answer.
+    ids = np.concatenate([source.tokens, answer.tokens]).astype(np.int32)
+    start = len(source.tokens)
+    return EncodedSide(build_sequence(tokenizer, ids, start, answer.action_mask, answer.logprobs, *own), start)
 
 
 def count_shared_prompt(tokenizer: ChatTokenizer, chosen: EncodedSide, rejected: EncodedSide) -> int:
@@ -387,15 +363,7 @@ def count_shared_prompt(tokenizer: ChatTokenizer, chosen: EncodedSide, rejected:
 def is_cut_side(source: Experience, side: Literal["chosen", "rejected"]) -> bool:
     """Return whether the answer of this side was cut short."""
     answer = source.chosen if side == "chosen" else source.rejected
-    return (source if answer is None else answer).truncate_status == "response_truncated"
-
-
-def _build_from_preference(tokenizer: ChatTokenizer, source: Experience, side: Side, own: Conversation) -> Sequence:
-    assert side.tokens is not None
-    # The preference has the prompt's ids, each side the ids of its answer.
-    ids = np.concatenate([_ids(source), side.tokens]).astype(np.int32)
-    arrays = (len(_ids(source)), side.action_mask, side.logprobs)
-    return build_sequence(tokenizer, ids, *arrays, *own)
+    return is_cut(source if answer is None else answer)
 
 
 def _build_from_experience(
@@ -403,27 +371,20 @@ def _build_from_experience(
 ) -> EncodedSide:
     """Encode the first `size` messages of an experience; turns before message `num_prompt` are context."""
     assert source.prompt_length is not None
-    ids = _ids(source).astype(np.int32)
-    arrays = (source.prompt_length, source.action_mask, source.logprobs)
-    whole = build_sequence(tokenizer, ids, *arrays, *own)
+    whole = build_from_arrays(tokenizer, source)
     messages = (*own.prompt, *own.completion)
     if num_prompt == len(own.prompt) and size == len(messages):
         return EncodedSide(whole, source.prompt_length)
-    # Turn boundaries are known only if there is one sampled span for each generated message.
     spans = find_mask_spans(whole.mask)
     turns = [number for number in range(len(own.prompt), len(messages)) if messages[number].is_generated]
     if num_prompt < len(own.prompt):
         raise Refusal("recorded_ids", f"{source.eid.uid} recorded a longer prompt: its turns have no ids of their own")
     if len(turns) != len(spans) or num_prompt not in turns:
         raise Refusal("recorded_ids", f"{source.eid.uid} has {len(spans)} sampled spans for {len(turns)} turns")
-    # From the first token sampled for message `num_prompt` to the last one sampled before message `size`.
     start = int(spans[turns.index(num_prompt)][0])
     end = int(spans[max(place for place, turn in enumerate(turns) if turn < size)][1])
     logprobs = None if whole.logprobs is None else whole.logprobs[start:end]
     parts = messages[:num_prompt], messages[num_prompt:size]
-    return EncodedSide(build_sequence(tokenizer, ids[:end], start, whole.mask[start:end], logprobs, *parts), start)
-
-
-def _ids(source: Experience) -> Array:
-    assert source.tokens is not None
-    return source.tokens
+    return EncodedSide(
+        build_sequence(tokenizer, whole.ids[:end], start, whole.mask[start:end], logprobs, *parts), start
+    )

@@ -7,6 +7,7 @@ TokensError            any error of this package that the user can act on
 """
 
 import time
+from functools import partial
 from typing import Any, Literal
 
 from pairwright.errors import PairwrightError
@@ -82,18 +83,7 @@ class Refusal(TokensError):
         super().__init__(f"{where}{reason}: {detail}{way_out}")
 
     def __reduce__(self) -> tuple[object, ...]:  # keyword arguments survive a process boundary
-        return (_refusal, (self.reason, self.detail, self.message))
-
-
-def _refusal(reason: Reason, detail: str, message: int | None) -> Refusal:
-    return Refusal(reason, detail, message=message)
-
-
-# Resource limits of a template: time, characters, list items. Exceeding them raises TemplateLimit.
-#
-# Templates are untrusted. The sandbox protects Python's internals; these limits bound run time and memory. `tick` is
-# called in every loop iteration and call, `charge` for every text or list that is built. Neither signals nor threads
-# are needed: each step is short, since no value can grow past `max_size`.
+        return partial(Refusal, self.reason, self.detail, message=self.message), ()
 
 
 SECONDS = 20.0  # run time of one render
@@ -104,7 +94,12 @@ _MAX_BITS = 4096  # bits of an integer
 
 
 class Limits:
-    """Resource usage of one render. `begin` resets it; limits grow in proportion for a large conversation."""
+    """Resource usage of one render: time, characters, list items. Exceeding a limit raises TemplateLimit.
+
+    Templates are untrusted: the sandbox protects Python's internals, these limits bound run time and memory. `tick` is
+    called in every loop iteration and call, `charge` for every text or list that is built. Neither signals nor threads
+    are needed: each step is short, since no value can grow past `max_size`. Limits grow with a large conversation.
+    """
 
     __slots__ = ("_deadline", "_input", "_ticks", "max_size", "seconds", "spent")
 

@@ -32,54 +32,35 @@ class Paint(IntEnum):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a sequence was made, and what a user should know about it.
+    """How a sequence was made, and what a user should know about it."""
 
-    source       origin of the ids: rendered by the template, recorded, or raw text
-    dropped      (message, field) of trained turns that the template does not render (needs allow_dropped)
-    prompt_dropped  the same for untrained messages, and (-1, "tools") for tool schemas
-    images       content parts other than text, which no channel trains on (needs allow_images)
-    mode         template variables that switch thinking on or off, because the record has reasoning or lacks it
-    rules        the rule of the law (1, 2 or 3; spans/law.py) of each trained turn, in order
-    added_tokens number of tokens that the model did not generate: the closing of a thought before a turn (not trained),
-                 and a stop token that no render shows (trained)
-    declared     turns whose text comes from a declared row that no render shows
-    rewritten_ids  call ids that were shortened, in calls and results, because the template refuses them
-    merged       tokens that begin before a turn and reach into it: BPE merged across the boundary
-    unstopped    turns that end without a stop token
-    probed       turns that had to be judged on the whole conversation
-    left_out     untrained turns of a pair's side: turns after the first ones that differ, which have different contexts
-    truncated    number of tokens cut off
-    text_differs turns whose recorded ids do not spell the message's text
-    not_selected turns that `train_turns` does not select, so they are context; only on a record's first sequence
-    masked_by_credit  turns that `train_turns: accepted` does not select; only on a record's first sequence
-    credit       credit of the trained turns; on a record's first sequence also of the turns that are not selected
-    uid          id of the experience that the sequence or the pair's side comes from
-    """
-
-    uid: str = ""
-    source: str = "rendered"
+    uid: str = ""  # of the experience that the sequence or the pair's side comes from
+    source: str = "rendered"  # origin of the ids: rendered by the template, recorded, or raw text
     template: str = ""
-    mode: dict[str, Any] = {}
+    mode: dict[str, Any] = {}  # variables that switch thinking on or off, because the record has reasoning or lacks it
     num_turns: int = 0
-    rules: tuple[int, ...] = ()
+    rules: tuple[int, ...] = ()  # rule of the law (1, 2 or 3; spans/law.py) of each trained turn, in order
+    # Tokens that the model did not generate: the closing of a thought before a turn (not trained), and a stop token
+    # that no render shows (trained).
     added_tokens: int = 0
-    declared: tuple[int, ...] = ()
-    dropped: tuple[tuple[int, str], ...] = ()
-    prompt_dropped: tuple[tuple[int, str], ...] = ()
-    images: int = 0
-    rewritten_ids: int = 0
-    merged: int = 0
-    unstopped: tuple[int, ...] = ()
+    declared: tuple[int, ...] = ()  # turns whose text comes from a declared row that no render shows
+    dropped: tuple[tuple[int, str], ...] = ()  # (message, field) of trained turns that is not rendered
+    prompt_dropped: tuple[tuple[int, str], ...] = ()  # of untrained messages, and (-1, "tools") for tool schemas
+    images: int = 0  # content parts other than text, which no channel trains on
+    rewritten_ids: int = 0  # call ids that were shortened, in calls and results, because the template refuses them
+    merged: int = 0  # tokens that begin before a turn and reach into it: BPE merged across the boundary
+    unstopped: tuple[int, ...] = ()  # turns that end without a stop token
     stops: tuple[str, ...] = ()
     control_tokens: int = 0
-    probed: int = 0
+    probed: int = 0  # turns that had to be judged on the whole conversation
     split: bool = False
-    left_out: tuple[int, ...] = ()
-    truncated: int = 0
-    text_differs: tuple[int, ...] = ()
+    left_out: tuple[int, ...] = ()  # untrained turns of a pair's side, which come after the first ones that differ
+    truncated: int = 0  # tokens cut off
+    text_differs: tuple[int, ...] = ()  # turns whose recorded ids do not spell the message's text
+    # Turns that `train_turns` (`accepted`: their credit) does not select; only on a record's first sequence.
     not_selected: tuple[int, ...] = ()
     masked_by_credit: tuple[int, ...] = ()
-    credit: tuple[TurnCredit, ...] = ()
+    credit: tuple[TurnCredit, ...] = ()  # of the trained turns, and on the first sequence of those not selected
 
     @property
     def is_exact(self) -> bool:
@@ -102,10 +83,6 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "logprobs": np.dtype("float32"),
     "weights": np.dtype("float32"),
 }
-
-
-# Fields of a report with message indices.
-_PAIRS, _TURNS = ("dropped", "prompt_dropped"), ("declared", "unstopped", "text_differs")
 
 
 class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -139,8 +116,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def __eq__(self, other: object) -> bool:
         if type(other) is not Sequence:
             return NotImplemented
-        names = ("ids", "mask", "message_index", "paint", "logprobs", "weights")
-        same: Any = all(same_array(getattr(self, name), getattr(other, name)) for name in names)
+        same: Any = all(same_array(getattr(self, name), getattr(other, name)) for name in _DTYPES)
         return bool(same) and self.report == other.report
 
     __hash__ = None  # type: ignore[assignment]
@@ -154,7 +130,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """The experience of the sequence, and which of its messages are trained.
 
         >>> sequence = Sequence(ids=[1, 2, 3, 4], mask=[0, 1, 0, 1], message_index=[0, 1, 2, 3], paint=[0] * 4)
-        >>> name_record(sequence, "t-1").origin
+        >>> sequence.with_report(uid="t-1").origin
         Origin(uid='t-1', turns=(1, 3))
         """
         return Origin(self.report.uid, tuple(np.unique(self.message_index[self.mask]).tolist()))
@@ -163,30 +139,25 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """Map message indices: n becomes `origins[n]`; -1 (no message) stays."""
         # The last entry maps index -1 (template text) to -1.
         numbers = np.array([*origins, -1], np.int32)
-        report = self.report
         pairs = {
-            name: tuple((origins[n] if n >= 0 else n, field) for n, field in getattr(report, name)) for name in _PAIRS
+            name: tuple((origins[n] if n >= 0 else n, field) for n, field in getattr(self.report, name))
+            for name in ("dropped", "prompt_dropped")
         }
-        turns = {name: tuple(origins[n] for n in getattr(report, name)) for name in _TURNS}
-        report = msgspec.structs.replace(report, **pairs, **turns)
-        return msgspec.structs.replace(self, message_index=numbers[self.message_index], report=report)
+        names = ("declared", "unstopped", "text_differs")
+        turns = {name: tuple(origins[n] for n in getattr(self.report, name)) for name in names}
+        moved = msgspec.structs.replace(self, message_index=numbers[self.message_index])
+        return moved.with_report(**pairs, **turns)
+
+    def with_report(self, **changes: Any) -> "Sequence":
+        """Return the sequence with changed fields of its report."""
+        return msgspec.structs.replace(self, report=msgspec.structs.replace(self.report, **changes))
 
     def take(self, positions: Array) -> "Sequence":
         """Return the tokens at these positions; the others are counted as truncated."""
-        return Sequence(
-            ids=self.ids[positions],
-            mask=self.mask[positions],
-            message_index=self.message_index[positions],
-            paint=self.paint[positions],
-            logprobs=None if self.logprobs is None else self.logprobs[positions],
-            weights=None if self.weights is None else self.weights[positions],
-            report=msgspec.structs.replace(self.report, truncated=self.report.truncated + len(self) - len(positions)),
-        )
-
-
-def name_record(sequence: Sequence, uid: str) -> Sequence:
-    """Set the experience id of a sequence."""
-    return msgspec.structs.replace(sequence, report=msgspec.structs.replace(sequence.report, uid=uid))
+        arrays = {name: getattr(self, name) for name in _DTYPES}
+        taken = {name: None if array is None else array[positions] for name, array in arrays.items()}
+        cut = msgspec.structs.replace(self, **taken)
+        return cut.with_report(truncated=self.report.truncated + len(self) - len(positions))
 
 
 def weigh_turns(sequence: Sequence, messages: Items[Message]) -> Sequence:
@@ -222,8 +193,6 @@ def weigh_by_credit(sequence: Sequence) -> Sequence:
         factors[sequence.message_index == turn] = value
     return msgspec.structs.replace(sequence, weights=weights * factors)
 
-
-# Truncation: sequences are cut between turns, never inside one, and the tokens cut off are counted.
 
 Truncation = Literal["keep_start", "keep_end", "drop"]
 
@@ -268,7 +237,6 @@ def truncate(
 def cut_position(sequence: Sequence, position: int, *, has_context: bool) -> int:
     """Return where to cut the beginning off: `position`, or the end of the trained turn that contains it. A trained
     turn directly after the cut is cut off as well, unless context before it predicts its first token."""
-    # A loop, not bisection: turns are short compared with sequences.
     while 0 < position < len(sequence) and (
         _same_turn(sequence, position) or (sequence.mask[position] and not has_context)
     ):

@@ -6,7 +6,7 @@ not rendered again: their ids are copied. The alignment is a list of index pairs
 context. Truncation cuts both at the same place.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
 from functools import partial
 from typing import Any
@@ -20,20 +20,20 @@ from pairwright.records.messages import Json, Message
 from pairwright.tokens.clock import time_of
 from pairwright.tokens.encode import Prepared, encode_located, prepare_chat
 from pairwright.tokens.encode_options import DEFAULT, EncodeOptions
-from pairwright.tokens.hints import Hint, add_text, addendum
+from pairwright.tokens.hints import Hint, add_text
 from pairwright.tokens.recorded import (
     RECORDED,
     RecordedTurn,
     build_from_arrays,
     build_from_turns,
     drop_stop,
+    is_cut,
     split_turns,
 )
 from pairwright.tokens.refusals import Refusal
-from pairwright.tokens.sequence import Sequence, Truncation, cut_position, name_record
+from pairwright.tokens.sequence import Sequence, Truncation, cut_position
 from pairwright.tokens.spans.dropped import refuse_dropped, refuse_media_inputs
 from pairwright.tokens.spans.regions import Located, locate_groups
-from pairwright.tokens.template.tracked_str import Chat
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer, record_variables
 
 
@@ -64,7 +64,6 @@ class Distillation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def targets(self) -> list[int]:
-        """The distilled turns."""
         turns: list[int] = np.unique(self.student.message_index[self.student_index]).tolist()
         return turns
 
@@ -90,21 +89,18 @@ def encode_distillations(
     ready = chat_tokenizer(tokenizer)
     if not hints:
         raise Refusal("not_generated", "there is no hint to distil")
-    # Each hint is appended to the message before its target; only the teacher reads it.
-    added = {hint.target - 1: addendum(hint.text) for hint in hints}
+    added = {hint.target - 1: f"\n\n[Hint: {hint.text}]" for hint in hints}
     targets = {hint.target for hint in hints}
     # Text of runs and tools is untrusted: it must not end the message that it is appended to.
     if controls := [token for token in ready.special for text in added.values() if token in text]:
         raise Refusal("control_tokens", f"the teacher's text contains {controls[0]!r}")
     prepared = prepare_chat(ready, messages, tools, allow_images=options.allow_images)
     chat, generated = prepared.chat, prepared.generated
-    # Train the recorded turns, else every turn generated after the prompt.
     turns = sorted(recorded) if recorded else [index for index in generated if index >= train_from]
     if any(turn not in generated for turn in turns):
         raise Refusal("recorded_ids", f"ids are recorded for {turns}, generated were {generated}")
     if targets.isdisjoint(turns):
         raise Refusal("not_generated", "no hint belongs to a turn that is trained")
-    # The teacher reads the same conversation with text appended to some messages.
     hinted_messages = list(messages)
     for index, text in added.items():
         hinted_messages[index] = add_text(hinted_messages[index], text)
@@ -116,15 +112,15 @@ def encode_distillations(
     for part, located in groups:
         if any(region.message in targets for region in located.regions):
             located = _check_dropped(located, added, targets, is_recorded=bool(recorded), allow=options.allow_dropped)
-            own = _build_student(
-                prepared,
-                part,
-                located,
-                recorded,
-                student if len(groups) == 1 else None,
-                # only the group that ends the conversation can be cut short
-                is_cut=is_cut and len(part) == len(chat),
-            )
+            if student is not None and len(groups) == 1:
+                own = student
+            elif recorded:
+                sampled = {region.message: recorded[region.message] for region in located.regions}
+                own = build_from_turns(prepared, part, located, sampled)
+            else:
+                own = encode_located(prepared, part, located, DEFAULT)
+                # Only the group that ends the conversation can be cut short.
+                own = drop_stop(own) if is_cut and len(part) == len(chat) else own
             items.append(_build_item(hinted, own, len(part), located, added, targets, recorded))
     return items
 
@@ -145,25 +141,6 @@ def _check_dropped(
     return located._replace(dropped=dropped, prompt_dropped=prompt_dropped)
 
 
-def _build_student(
-    prepared: Prepared,
-    chat: Chat,
-    located: Located,
-    recorded: Mapping[int, RecordedTurn] | None,
-    student: Sequence | None,
-    *,
-    is_cut: bool,
-) -> Sequence:
-    """Build the original conversation as one sequence: recorded or rendered."""
-    if student is not None:
-        return student
-    if recorded:
-        sampled = {region.message: recorded[region.message] for region in located.regions}
-        return build_from_turns(prepared, chat, located, sampled)
-    rendered = encode_located(prepared, chat, located, DEFAULT)
-    return drop_stop(rendered) if is_cut else rendered
-
-
 def distill_experience(
     tokenizer: ChatTokenizer,
     experience: Experience,
@@ -180,14 +157,17 @@ def distill_experience(
         encode_distillations, tokenizer, experience.messages, hints, list(experience.tools) or None, options
     )
     if experience.tokens is None or options.recorded == "ignore":
-        is_cut = experience.truncate_status == "response_truncated"
-        items = encode(train_from=len(experience.prompt), is_cut=is_cut)
+        items = encode(train_from=len(experience.prompt), is_cut=is_cut(experience))
     else:
         student = build_from_arrays(tokenizer, experience)
         items = encode(recorded=split_turns(student), student=student)
     uid = experience.eid.uid
-    sides = [{"student": name_record(item.student, uid), "teacher": name_record(item.teacher, uid)} for item in items]
-    return [msgspec.structs.replace(item, **both) for item, both in zip(items, sides, strict=True)]
+    return [
+        msgspec.structs.replace(
+            item, student=item.student.with_report(uid=uid), teacher=item.teacher.with_report(uid=uid)
+        )
+        for item in items
+    ]
 
 
 def _build_item(
@@ -199,14 +179,11 @@ def _build_item(
     targets: set[int],
     recorded: Mapping[int, RecordedTurn] | None,
 ) -> Distillation:
-    """Build the teacher of a student sequence; `hinted` is the teacher's conversation, of which `size` messages are
-    used."""
+    """Build the teacher of a student: the first `size` messages of `hinted`, with the student's ids."""
     turns = [region.message for region in located.regions]
-    # The teacher copies the student's ids: recorded, or those of its rendered sequence.
     sampled = {turn: RecordedTurn(tuple(student.ids[_is_turn(student, turn)].tolist())) for turn in turns}
     if recorded:
         sampled = {turn: recorded[turn] for turn in turns}
-    # The same turns, located in the conversation with hints.
     chat = hinted.chat[:size]
     groups = locate_groups(hinted.tokenizer, chat, hinted.tools, turns, RECORDED)
     if len(groups) > 1:
@@ -214,9 +191,6 @@ def _build_item(
     inside = {index: text for index, text in added.items() if index < size - 1}
     teacher = build_from_turns(hinted, chat, groups[0][1], sampled, added=inside)
     return _align(student, teacher, [turn for turn in turns if turn in targets])
-
-
-# Truncation: student and teacher are cut at the same place, never inside a trained turn.
 
 
 def truncate_distillation(
@@ -234,7 +208,6 @@ def truncate_distillation(
     if truncation == "drop":
         raise Refusal("too_long", f"{longest} tokens of at most {max_length}")
     sides = item.student, item.teacher
-    # Positions to keep on each side, or None.
     cut = _cut_start(sides, max_length, keep_first) if truncation == "keep_end" else _cut_end(sides, max_length)
     if cut is not None:
         student, teacher = (side.take(positions) for side, positions in zip(sides, cut, strict=True))
@@ -245,7 +218,6 @@ def truncate_distillation(
 
 
 def _cut_start(sides: tuple[Sequence, Sequence], max_length: int, keep_first: int) -> list[Array] | None:
-    """Return the positions to keep when the beginning is cut."""
     # Before the first hint, student and teacher are equal: a cut there is the same position in both.
     size = min(map(len, sides))
     differ = np.flatnonzero(sides[0].ids[:size] != sides[1].ids[:size])
@@ -255,28 +227,26 @@ def _cut_start(sides: tuple[Sequence, Sequence], max_length: int, keep_first: in
     first = np.arange(keep_first)
     # The longer side determines the cut; a cut inside a trained turn moves to the end of the turn.
     start = cut_position(sides[0], max(map(len, sides)) - max_length + keep_first, has_context=keep_first > 0)
-    starts = [start, start] if start <= common else _find_turn_cut(sides, max_length - keep_first)
+
+    def fits(ends: list[int]) -> bool:
+        return all(len(side) - end <= max_length - keep_first for side, end in zip(sides, ends, strict=True))
+
+    # After the common prefix, both sides are cut at the end of the first turn after which they fit.
+    starts = [start, start] if start <= common else next(filter(fits, _turn_ends(sides)), None)
     if starts is None:
         return None
     return [np.concatenate([first, np.arange(start, len(side))]) for start, side in zip(starts, sides, strict=True)]
 
 
-def _find_turn_cut(sides: tuple[Sequence, Sequence], room: int) -> list[int] | None:
-    """Return the end, on both sides, of the first turn after which both sides fit."""
-    for turn in np.unique(sides[0].message_index[sides[0].mask]):
-        ends = [int(np.flatnonzero(_is_turn(side, turn))[-1]) + 1 for side in sides]
-        if all(len(side) - end <= room for side, end in zip(sides, ends, strict=True)):
-            return ends
-    return None
-
-
 def _cut_end(sides: tuple[Sequence, Sequence], max_length: int) -> list[Array] | None:
     """Return the positions to keep when the end is cut: up to the last turn that fits on both sides."""
-    for turn in np.unique(sides[0].message_index[sides[0].mask])[::-1]:  # from the last turn back
-        ends = [int(np.flatnonzero(_is_turn(side, turn))[-1]) + 1 for side in sides]
-        if max(ends) <= max_length:
-            return [np.arange(end) for end in ends]
-    return None
+    fitting = [ends for ends in _turn_ends(sides) if max(ends) <= max_length]
+    return [np.arange(end) for end in fitting[-1]] if fitting else None
+
+
+def _turn_ends(sides: tuple[Sequence, Sequence]) -> Iterator[list[int]]:
+    for turn in np.unique(sides[0].message_index[sides[0].mask]):
+        yield [int(np.flatnonzero(_is_turn(side, turn))[-1]) + 1 for side in sides]
 
 
 def _align(student: Sequence, teacher: Sequence, targets: list[int]) -> Distillation:

@@ -11,10 +11,10 @@ import json
 import re
 import unicodedata
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -32,9 +32,7 @@ from pairwright.tokens.template.environment import Clock
 from pairwright.tokens.template.render import Template
 from pairwright.tokens.tokenizer_files import byte_alphabet, find_folder, load_backend
 
-# Character offsets of tokens, computed from the bytes that tokens spell: faster than the tokenizer's offsets.
-
-
+Learnt = TypeVar("Learnt")
 Offset = tuple[NDArray[np.int32], NDArray[np.int32]]  # ids (N) and their character offsets (N, 2)
 _NEVER = b"\xff"  # not valid UTF-8: never matches a text
 _MISSES = 16  # consecutive misses before giving up
@@ -92,7 +90,6 @@ class TokenBytes(dict[int, bytes]):
             sizes = self._sizes[ids]
         both = np.empty((2, len(ids)), dtype=np.int32)  # starts and ends are contiguous
         starts, ends = both
-        # Byte offsets: each token starts at the end of the previous one.
         sizes.cumsum(out=ends)
         is_spelt = (ends[-1] if len(ends) else 0) == len(data)
         if is_spelt and not (self._adds_up and (not self._is_composed or unicodedata.is_normalized("NFC", text))):
@@ -103,7 +100,9 @@ class TokenBytes(dict[int, bytes]):
         self._misses = 0
         np.subtract(ends, sizes, out=starts)
         if len(data) != len(text):  # not ASCII: convert byte offsets to characters
-            character = _character_of_byte(data)
+            # Continuation bytes are 0b10xxxxxx; every other byte begins a character.
+            is_first = (np.frombuffer(data, np.uint8) & 0xC0) != 0x80
+            character = np.cumsum(is_first, dtype=np.int32) - np.int32(1)
             both[0] = character[starts]
             both[1] = character[ends - 1] + 1
         return ids, both.T
@@ -117,14 +116,6 @@ def sort_offsets(pairs: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
     flat = np.fromiter(itertools.chain.from_iterable(pairs), np.int32, count=2 * len(pairs)).reshape(-1, 2)
     flat[:, 1] = np.maximum(flat[:, 1], flat[:, 0] + 1)
     return np.maximum.accumulate(flat, axis=0) if len(flat) else flat
-
-
-def _character_of_byte(data: bytes) -> NDArray[np.int32]:
-    """Return the character index of each UTF-8 byte."""
-    # Continuation bytes are 0b10xxxxxx; every other byte begins a character.
-    is_first = (np.frombuffer(data, np.uint8) & 0xC0) != 0x80
-    numbers: NDArray[np.int32] = np.cumsum(is_first, dtype=np.int32) - np.int32(1)
-    return numbers
 
 
 def _byte_level(token: str) -> bytes:
@@ -142,8 +133,6 @@ def _with_spaces(token: str) -> bytes:
 
 _BYTES = byte_alphabet()
 
-
-# The tokenizer with its templates.
 
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MAX_SCHEMAS = 256  # lists of tool schemas that are kept
@@ -243,7 +232,6 @@ class ChatTokenizer:
         return self._variants[key]
 
     def _add_variant(self, key: bytes) -> "ChatTokenizer":
-        """Add a copy with empty caches."""
         if len(self._variants) >= _MAX_VARIANTS:
             self._variants.clear()
         variant = copy.copy(self)
@@ -275,6 +263,13 @@ class ChatTokenizer:
                 self._schemas.clear()
             self._schemas[key] = [to_chat_tool(tool) for tool in tools]
         return self._schemas[key]
+
+    def learn(self, key: Any, compute: Callable[[], Learnt]) -> Learnt:
+        """Return what `compute` returned for this key, computed once."""
+        if key not in self.learnt:
+            self.learnt[key] = compute()
+        found: Learnt = self.learnt[key]
+        return found
 
     def encode(self, text: str) -> Offset:
         """Return ids (N,) and their character offsets (N, 2); starts and ends never decrease."""
@@ -327,7 +322,6 @@ def load_tokenizer(options: TokensConfig) -> ChatTokenizer:
 
 
 def record_variables(info: Mapping[str, Any]) -> Json:
-    """Return the template variables that a record was sampled with, from its `info`."""
     variables = info.get(KEY)
     if not variables:
         return {}
@@ -379,9 +373,6 @@ def chat_tokenizer(tokenizer: Any) -> ChatTokenizer:
         known = (key, ChatTokenizer(backend, template, special_tokens=tokenizer.special_tokens_map))
         _known[tokenizer] = known
     return known[1]
-
-
-# The files of a model folder: templates, special tokens, stop tokens.
 
 
 def read_templates(folder: Path, config: Json) -> dict[str, str]:
@@ -437,7 +428,6 @@ def _follow_config(backend: Tokenizer, config: Json) -> None:
 
 
 def _add_missing(backend: Tokenizer, config: Json, special: Mapping[str, Any]) -> None:
-    """Add tokens that are only in the configuration."""
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
     # Sorted by id: added tokens get their ids in this order.

@@ -85,15 +85,11 @@ def _from_tekken(path: Path) -> tuple[Tokenizer, dict[str, str]]:
         pattern = str(content["config"]["pattern"])
     except Exception as error:  # the library raises various errors for a file that it cannot read
         raise TokensError(f"{path}: not a Tekken vocabulary: {type(error).__name__}: {error}") from None
-    characters = {byte: character for character, byte in byte_alphabet().items()}
-    texts = ["".join(characters[byte] for byte in token) for token in tokens]
+    texts = _spell_bytes(tokens)
     special = [native.id_to_piece(number) for number in range(num_special)]
     vocabulary = {text: number for number, text in enumerate([*special, *texts])}
-    backend = Tokenizer(models.BPE(vocabulary, list_merges(texts, {text: n for n, text in enumerate(texts)})))
-    splits = pre_tokenizers.Split(Regex(pattern), "isolated")
-    levels = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([splits, levels])
-    backend.decoder = decoders.ByteLevel()
+    model = models.BPE(vocabulary, list_merges(texts, {text: n for n, text in enumerate(texts)}))
+    backend = _make_byte_level(model, pattern)
     backend.add_special_tokens(special)
     _compare(path, backend, lambda text: native.encode(text, bos=False, eos=False))
     return backend, {"bos_token": special[native.bos_id], "eos_token": special[native.eos_id]}
@@ -159,17 +155,27 @@ def _from_tiktoken(paths: list[Path], folder: Path) -> Tokenizer:
         raise TokensError(f"{path}: not a tiktoken vocabulary: {type(error).__name__}: {error}") from None
     if clash := sorted(set(special) & set(ranks.values())):
         raise TokensError(f"{file}: added_tokens_decoder: {clash[0]} is the id of a token in {path.name} as well")
-    characters = {byte: character for character, byte in byte_alphabet().items()}
-    texts = {"".join(characters[byte] for byte in token): rank for token, rank in ranks.items()}
+    texts = dict(zip(_spell_bytes(ranks), ranks.values(), strict=True))
     vocabulary = texts | {content: number for number, content in special.items()}
     # ignore_merges: a piece of text that equals a token becomes that token, without merging.
-    backend = Tokenizer(models.BPE(vocabulary, list_merges(texts, texts), ignore_merges=True))
+    backend = _make_byte_level(models.BPE(vocabulary, list_merges(texts, texts), ignore_merges=True), pattern)
+    # The two libraries interpret some patterns ("++") differently: compare many short texts of mixed characters.
+    _compare(path, backend, native.encode_ordinary, texts=(*_PROBES, *_mix_characters()))
+    return backend
+
+
+def _spell_bytes(tokens: Iterable[bytes]) -> list[str]:
+    characters = {byte: character for character, byte in byte_alphabet().items()}
+    return ["".join(characters[byte] for byte in token) for token in tokens]
+
+
+def _make_byte_level(model: models.BPE, pattern: str) -> Tokenizer:
+    """Return a tokenizer that splits text by a pattern and spells the pieces with GPT-2's characters for bytes."""
+    backend = Tokenizer(model)
     splits = pre_tokenizers.Split(Regex(pattern), "isolated")
     levels = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([splits, levels])
     backend.decoder = decoders.ByteLevel()
-    # The two libraries interpret some patterns ("++") differently: compare many short texts of mixed characters.
-    _compare(path, backend, native.encode_ordinary, texts=(*_PROBES, *_mix_characters()))
     return backend
 
 
@@ -211,7 +217,6 @@ def _compare(path: Path, backend: Tokenizer, encode: Callable[[str], Any], texts
 
 
 def _is_tiktoken(path: Path) -> bool:
-    """Return whether the first line is a base64 token and its rank."""
     with path.open("rb") as file:
         return re.fullmatch(rb"[A-Za-z0-9+/]+={0,2} \d+\s*", file.readline(4096)) is not None
 
@@ -224,7 +229,6 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def _import(module: str, what: str, package: str | None = None) -> Any:
-    """Import an optional library."""
     try:
         return importlib.import_module(module)
     except ImportError:

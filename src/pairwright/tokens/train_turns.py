@@ -100,7 +100,6 @@ def fingerprint_function(name: str | None, group: str) -> list[str]:
 
 
 def as_context(messages: Items[Message], left_out: Items[int]) -> list[Message]:
-    """Mark unselected turns as context."""
     return [
         msgspec.structs.replace(message, generated=False) if index in left_out else message
         for index, message in enumerate(messages)
@@ -108,7 +107,6 @@ def as_context(messages: Items[Message], left_out: Items[int]) -> list[Message]:
 
 
 def keep_turns(sequence: Sequence, selected: Items[int]) -> Sequence:
-    """Train only the tokens of these turns."""
     if bool((sequence.message_index[sequence.mask] < 0).any()):
         detail = "not exactly one sampled span for each turn, so train_turns cannot select turns"
         raise Refusal("recorded_ids", detail)
@@ -128,7 +126,7 @@ def report_turns(sequences: list[Sequence], left_out: Items[int], rule: TrainTur
         if masked:
             changes["masked_by_credit" if rule == "accepted" else "not_selected"] = masked
         if changes:
-            sequence = msgspec.structs.replace(sequence, report=msgspec.structs.replace(sequence.report, **changes))
+            sequence = sequence.with_report(**changes)
         results.append(sequence)
     return results
 

@@ -32,7 +32,6 @@ class BatchOrder:
     _recent: dict[int, Array] = field(default_factory=dict, compare=False)
 
     def batch(self, step: int) -> Array:
-        """Return the items of update `step` (0, 1, ...)."""
         if not len(self.items):
             return self.items
         epoch, place = self.locate(step)
@@ -40,11 +39,9 @@ class BatchOrder:
 
     @property
     def steps_per_epoch(self) -> int:
-        # Ceiling division: the last batch of an epoch may be smaller.
         return -(-len(self.items) // self.batch_size)
 
     def num_steps(self, epochs: int) -> int:
-        """Return the number of updates of the first `epochs` epochs."""
         return epochs * self.steps_per_epoch
 
     def locate(self, step: int) -> tuple[int, int]:

@@ -9,6 +9,7 @@ earlier checkpoints are intact. No pickle: tensors are safetensors, the rest is 
 resume with another number of processes.
 """
 
+import hashlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from pairwright.config.train_config import TrainConfig
 from pairwright.errors import PairwrightError
 from pairwright.paths import write_atomic
 
@@ -41,8 +43,28 @@ class State(msgspec.Struct, kw_only=True):
     checksums: dict[str, str] = {}
 
 
+def judge(state: State, values: dict[str, float], settings: TrainConfig) -> bool:
+    """Record a validation; return whether it is the best so far. For a loss, smaller is better."""
+    if settings.metric not in values:
+        raise PairwrightError(f"metric: no {settings.metric!r} among {', '.join(sorted(values))}")
+    value = values[settings.metric]
+    state.metrics = {**state.metrics, state.step: value}
+    sign = -1 if settings.metric.endswith("loss") else 1  # so that larger is better
+    if state.best_metric is None or sign * value > sign * state.best_metric:
+        state.best_metric, state.best_step, state.num_bad_validations = value, state.step, 0
+        return True
+    state.num_bad_validations += 1
+    return False
+
+
+def best_steps(state: State, settings: TrainConfig) -> set[int]:
+    """Return the steps whose checkpoints are kept: the best `keep_top_k` by validation metric."""
+    sign = -1 if settings.metric.endswith("loss") else 1
+    ranked = sorted(state.metrics, key=lambda step: (-sign * state.metrics[step], step))
+    return set(ranked[: settings.keep_top_k]) | ({state.best_step} if state.best_step is not None else set())
+
+
 def save_checkpoint(folder: Path, state: State, weights: dict[str, Any], optimizer: Any) -> Path:
-    """Write the checkpoint of a step; return its folder."""
     place = folder / f"step-{state.step:08}"
     try:
         with write_atomic(place) as temporary:
@@ -50,7 +72,9 @@ def save_checkpoint(folder: Path, state: State, weights: dict[str, Any], optimiz
             weights = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
             save_file(weights, temporary / "weights.safetensors")
             tensors, others = _flat(optimizer.state_dict())
-            tensors |= {f"random.{name}": value for name, value in _random_state().items()}
+            tensors["random.cpu"] = torch.get_rng_state()
+            gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+            tensors |= {f"random.cuda.{number}": value for number, value in enumerate(gpus)}
             # safetensors holds only tensors: other optimizer state is JSON in the file's metadata.
             metadata = {"others": msgspec.json.encode(others).decode()}
             save_file(tensors, temporary / "optimizer.safetensors", metadata=metadata)
@@ -122,7 +146,6 @@ def remove_old(folder: Path, *, keep: set[int]) -> None:
 
 
 def _flat(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split an optimizer's state into tensors by `parameter.name`, and JSON values."""
     tensors: dict[str, Any] = {}
     others: dict[str, Any] = {}
     for number, values in state["state"].items():
@@ -134,19 +157,9 @@ def _flat(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return tensors, {"state": others, "param_groups": state["param_groups"]}
 
 
-def _random_state() -> dict[str, Any]:
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states |= {f"cuda.{number}": value for number, value in enumerate(torch.cuda.get_rng_state_all())}
-    return states
-
-
 def _checksum(path: Path) -> str:
-    digest = xxhash.xxh3_128()
     with open(path, "rb") as file:
-        while piece := file.read(1 << 22):  # 4 MiB at a time
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 def _way_out(place: Path) -> str:

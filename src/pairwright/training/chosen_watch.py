@@ -40,13 +40,17 @@ class ChosenWatch:
         self._recent.append((chosen, rejected, margin))
         if self.has_warned or len(self._recent) < NUM_UPDATES:
             return None
-        chosen, rejected, _ = self._means()
+        chosen, rejected, _ = (sum(column) / NUM_UPDATES for column in zip(*self._recent, strict=True))
         if chosen > -LEAST_FALL * self._scale or rejected > chosen:
             return None
         self.has_warned = True
+        held_out = ""
+        if self._accuracies:
+            first, now = self._accuracies[0], self._accuracies[-1]
+            held_out = f" (accuracy on held-out pairs: {first:.2f} first, {now:.2f} now)"
         return (
             f"warning: dpo: chosen sides are {-chosen:.3g} nats less likely than at the start, rejected ones "
-            f"{-rejected:.3g}: only rejected sides give the margin{self._describe_held_out()}. Raise "
+            f"{-rejected:.3g}: only rejected sides give the margin{held_out}. Raise "
             "train.dpo.sft_loss_weight or beta, or lower the learning rate"
         )
 
@@ -68,12 +72,3 @@ class ChosenWatch:
     @property
     def _scale(self) -> float:
         return 0.1 if self._settings.dpo.preference_average_log_probs else 1.0
-
-    def _means(self) -> tuple[float, float, float]:
-        chosen, rejected, margin = (sum(column) / len(self._recent) for column in zip(*self._recent, strict=True))
-        return chosen, rejected, margin
-
-    def _describe_held_out(self) -> str:
-        if not self._accuracies:
-            return ""
-        return f" (accuracy on held-out pairs: {self._accuracies[0]:.2f} first, {self._accuracies[-1]:.2f} now)"

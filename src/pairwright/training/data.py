@@ -5,19 +5,20 @@ Nothing is left out silently: refused and unscored items are in `counts`.
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import polars as pl
 import pyarrow as pa
 import torch
 
-from pairwright.config.sections import TokensConfig
+from pairwright.config.sections import CreditConfig, TokensConfig
 from pairwright.errors import PairwrightError
 from pairwright.ledger.trained import HeldTurns
 from pairwright.pairs.curriculum import read_curriculum
@@ -26,28 +27,23 @@ from pairwright.pairs.funnel import Reason
 from pairwright.pairs.pair_table import FILE_NAME, PAIR_SCHEMA, pair_batches
 from pairwright.paths import Place
 from pairwright.records.arrays import Array
-from pairwright.records.messages import content_hash
+from pairwright.records.experience import EID, Experience, Kind
+from pairwright.records.json_text import from_json
+from pairwright.records.messages import Json, Message, content_hash
 from pairwright.store.conditions import parse_where
 from pairwright.store.table import Table
 from pairwright.tokens.batch.collate import Tree, as_tree
 from pairwright.tokens.sequence import Sequence, weigh_by_credit
-from pairwright.tokens.stage.cache import CachedPairs, CachedSequences, list_refusals
+from pairwright.tokens.stage.cache import LOSSES, CachedPairs, CachedSequences, list_refusals
 from pairwright.tokens.stage.stage import encode_into, read_encoded
 from pairwright.training.token_signals import TokenSignals, read_token_signals
 
 Show = Callable[[int, int], None]
 NUM_RECENT = 2048  # pairs or runs whose trees are kept in memory
 FILTERED = "filtered by --where"  # rows for which `train.where` does not hold
-# Field of a sequence's report -> its name in `counts`.
-LOSSES = {
-    "dropped": "with_dropped_content",
-    "prompt_dropped": "with_dropped_prompt_content",
-    "images": "with_images_left_out",
-    "left_out": "with_turns_left_out",
-    "added_tokens": "with_added_tokens",
-    "declared": "with_declared_turns",
-}
 UNUSED = ("teacher_logprobs", "returns", "custom_fields")  # recorded with runs, but not used by training
+_messages_of = msgspec.json.Decoder(tuple[Message, ...]).decode
+_tools_of = msgspec.json.Decoder(tuple[Json, ...]).decode
 Looked = tuple[Tree, Array | None]  # a tree, and the weights of its trained tokens
 
 
@@ -73,7 +69,6 @@ def join_weights(weights: Items[Array | None], counts: Items[int]) -> torch.Tens
     """Concatenate the token weights of several items with `counts` trained tokens; None if no item has weights."""
     if all(one is None for one in weights):
         return None
-    # Items without weights get 1.
     filled = [np.ones(num, np.float32) if one is None else one for one, num in zip(weights, counts, strict=True)]
     return torch.from_numpy(np.concatenate(filled))
 
@@ -89,6 +84,11 @@ class _Trees(ABC):
     def token_weights(self, position: int) -> Array | None:
         """Return the weight of each trained token (of a pair: chosen side first); None if all are equal."""
         return self._look(position)[1]
+
+    def num_counted(self, position: int) -> float:
+        """Return the weighted number of trained tokens of an item with one branch."""
+        tree, weights = self._look(position)
+        return float(tree.masks[0].sum() if weights is None else weights.sum())
 
     def _look(self, position: int) -> Looked:
         if position not in self._recent:
@@ -133,7 +133,6 @@ class PairData(_Trees):
         return as_tree(pair), find_weights(sides, pair.prompt_length)
 
     def list_held(self, position: int) -> list[HeldTurns]:
-        """Both sides, for the ledger."""
         pair, name = self.pairs[position], self.pairs.ids[position]
         unused = None if self.weights[position] > 0 else "the pair has weight 0"
         unused = FILTERED if position in self._outside else unused
@@ -169,26 +168,20 @@ class ChosenSides(PairData):
     def list_held(self, position: int) -> list[HeldTurns]:
         return super().list_held(position)[:1]
 
-    def num_counted(self, position: int) -> float:
-        return _count_trained(*self._look(position))
-
 
 @dataclass(frozen=True)
 class PolicyData(_Trees):
-    """Runs of an experience table: sequences with reward (NaN: unscored) and group.
-
-    The last `num_validation` are held out. `signals` has values recorded for single tokens.
-    """
+    """Runs of an experience table: sequences with reward (NaN: unscored) and group."""
 
     ids: list[str]
-    sequences: Items[Sequence]
+    sequences: "SelectedSequences"
     lengths: Array  # (N,) tokens of each
     rewards: Array
     groups: Array
     counts: dict[str, int]
-    num_validation: int = 0
+    num_validation: int = 0  # the last ones are held out
     refusals: dict[str, str] = field(default_factory=dict)
-    signals: TokenSignals = field(default_factory=TokenSignals)
+    signals: TokenSignals = field(default_factory=TokenSignals)  # values recorded for single tokens
     uses_credit: bool = False  # tokens count by the values of their turns
     _recent: dict[int, Looked] = field(default_factory=dict)
 
@@ -205,10 +198,6 @@ class PolicyData(_Trees):
         if not any(counts.values()):
             return ""
         return f"{sum(counts.values())} runs were left out ({list_reasons(counts)}); of the {num_runs} others, "
-
-    def num_counted(self, position: int) -> float:
-        """Return the weighted number of trained tokens."""
-        return _count_trained(*self._look(position))
 
     def is_full(self, position: int) -> bool:
         return self.num_counted(position) > 0
@@ -231,15 +220,13 @@ class PolicyData(_Trees):
         return tree, find_weights([sequence], len(tree.prompt))
 
     def with_validation(self, other: "PolicyData") -> "PolicyData":
-        """Add the runs of another table as held-out ones."""
         counts = self.counts | {f"validation: {name}": count for name, count in other.counts.items()}
-        joined: dict[str, Any] = {
-            name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in _COLUMNS
-        }
+        names = ("lengths", "rewards", "groups")
+        joined: dict[str, Any] = {name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in names}
         return replace(
             self,
             ids=self.ids + other.ids,
-            sequences=_Joined(self.sequences, other.sequences),
+            sequences=SelectedSequences(self.sequences.places + other.sequences.places),
             **joined,
             counts=counts,
             num_validation=len(other.ids),
@@ -250,36 +237,18 @@ class PolicyData(_Trees):
         return content_hash(self.ids, self.lengths.tolist(), self.rewards.tolist(), self.signals.fingerprint)
 
 
-_COLUMNS = ("lengths", "rewards", "groups")
+class SelectedSequences:
+    """Sequences of folders, read lazily from their mapped files: (folder, position in it)."""
 
-
-def _count_trained(tree: Tree, weights: Array | None) -> float:
-    return float(tree.masks[0].sum() if weights is None else weights.sum())
-
-
-class _Chosen(Items[Sequence]):
-    """Selected sequences of a folder, read lazily from its mapped file."""
-
-    def __init__(self, cached: CachedSequences, places: list[int]) -> None:
-        self._cached, self._places = cached, places
+    def __init__(self, places: list[tuple[CachedSequences, int]]) -> None:
+        self.places = places
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self.places)
 
-    def __getitem__(self, position: Any) -> Any:
-        return self._cached[self._places[position]]
-
-
-class _Joined(Items[Sequence]):
-    def __init__(self, first: Items[Sequence], second: Items[Sequence]) -> None:
-        self._first, self._second = first, second
-
-    def __len__(self) -> int:
-        return len(self._first) + len(self._second)
-
-    def __getitem__(self, position: Any) -> Any:
-        num = len(self._first)
-        return self._first[position] if position < num else self._second[position - num]
+    def __getitem__(self, position: int) -> Sequence:
+        cached, place = self.places[position]
+        return cached[place]
 
 
 def load_pairs(
@@ -389,7 +358,7 @@ def load_policy_data(
         )
     return PolicyData(
         ids=[cached.ids[place] for place in places],
-        sequences=_Chosen(cached, places),
+        sequences=SelectedSequences([(cached, place) for place in places]),
         lengths=cached.lengths[places],
         rewards=np.array(values, np.float32),
         groups=np.array(groups, np.int64),
@@ -398,6 +367,50 @@ def load_policy_data(
         signals=signals,
         uses_credit=uses_credit,
     )
+
+
+def load_anchor(pairs: Path, folder: Path, options: TokensConfig, show: Show, *, is_ready: bool) -> PolicyData | None:
+    """Load the anchor turns of pairs, the generated turns in their prompts, each prompt once; None if there are none.
+
+    Pairs of steps and of divergence points compare one decision; the turns before it are context, so their likelihood
+    may drift: `dpo.anchor_weight` trains it. `is_ready`: another process has written the sequences.
+    """
+    runs = list(_find_anchor_runs(pairs))
+    if not runs:
+        return None
+    # A table of exactly these runs: a resumed training finds it, other pairs get another table.
+    place = folder / content_hash([run.eid.uid for run in runs])
+    if not is_ready and not (place / "experience" / "table.json").exists():
+        with Table(place / "experience") as table:
+            table.append(runs)
+    everything = {"train_turns": "all", "credit": CreditConfig(), "recorded": "ignore"}
+    return load_policy_data(
+        place / "experience", place / "tokens", options.model_copy(update=everything), show, scored=False
+    )
+
+
+def _find_anchor_runs(pairs: Path) -> Iterator[Experience]:
+    """Yield distinct prompts of training pairs with generated turns, cut after the last generated turn."""
+    seen: set[str] = set()
+    for batch in pair_batches(pairs, ["split", "prompt", "tools", "info"]):
+        for row in batch.to_pylist():
+            key = content_hash(row["prompt"], row["tools"])
+            if row["split"] == "validation" or key in seen:
+                continue
+            seen.add(key)
+            messages = _messages_of(row["prompt"] or "[]")
+            turns = [number for number, message in enumerate(messages) if message.is_generated]
+            if not turns:
+                continue
+            info = from_json(row["info"]) if row["info"] else {}
+            yield Experience(
+                eid=EID(task=key, suffix=key),
+                kind=Kind.MULTI_TURN,
+                prompt=messages[: turns[0]],
+                completion=messages[turns[0] : turns[-1] + 1],
+                tools=_tools_of(row["tools"] or "[]"),
+                info=info,
+            )
 
 
 def list_reasons(counts: Mapping[str, int]) -> str:
@@ -409,7 +422,7 @@ def _encode(source: Path, tokens: Path, options: TokensConfig, show: Show, *, is
     """Encode the sequences of a table unless `is_encoded`; return their manifest."""
     if is_encoded:
         return read_encoded(source, tokens, options)
-    manifest = encode_into(source, tokens, options, progress=show)
+    manifest = encode_into(source, tokens, options, show)
     stop_for_inputs(source, manifest["refused"])
     return manifest
 
@@ -433,7 +446,6 @@ def stop_for_inputs(source: Place, refused: dict[str, int]) -> None:
 
 
 def _losses(manifest: dict[str, Any]) -> dict[str, int]:
-    """Return the nonzero counts of sequences that lack something, by kind."""
     return {name: manifest[name] for name in LOSSES.values() if manifest[name]}
 
 
@@ -443,7 +455,6 @@ def match_pairs(source: Path, where: str | None, ids: list[str]) -> Array:
         return np.ones(len(ids), np.bool_)
     condition = parse_where(where, PAIR_SCHEMA, option="train.where")
     path = source / FILE_NAME if source.is_dir() else source
-    # Only the columns that the condition names are read.
     columns = list(dict.fromkeys(["id", *condition.meta.root_names()]))
     rows = pl.read_parquet(path, columns=columns).unique("id", keep="first", maintain_order=True)
     wanted = set(rows.filter(condition)["id"])

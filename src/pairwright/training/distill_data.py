@@ -9,7 +9,6 @@ like those of pairs. Nothing is left out silently: `counts` has everything that 
 
 from collections import Counter
 from collections.abc import Iterator
-from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -30,11 +29,19 @@ from pairwright.tokens.batch.collate import Tree, tree_of
 from pairwright.tokens.encode_options import EncodeOptions
 from pairwright.tokens.hints import Hinter
 from pairwright.tokens.refusals import Refusal
-from pairwright.tokens.sequence import Origin, Sequence
-from pairwright.tokens.stage.cache import CachedSequences, write_items, write_part
+from pairwright.tokens.sequence import Origin
+from pairwright.tokens.stage.cache import LOSSES, CachedSequences, sequence_row, write_items, write_part
 from pairwright.tokens.teacher_sequences import Distillation, distill_experience, truncate_distillation
 from pairwright.tokens.tokenizer import load_tokenizer
-from pairwright.training.data import LOSSES, DataError, PolicyData, Show, find_left_out, list_reasons, stop_for_inputs
+from pairwright.training.data import (
+    DataError,
+    PolicyData,
+    SelectedSequences,
+    Show,
+    find_left_out,
+    list_reasons,
+    stop_for_inputs,
+)
 
 MANIFEST = "taught.json"
 NUM_AT_ONCE = 1024  # runs that are in memory while they are encoded
@@ -44,10 +51,8 @@ SIDES = ("student", "teacher")
 class Aligned:
     """Items by position, built lazily: two sequences, whose masks mark the same distilled tokens."""
 
-    def __init__(
-        self, students: Items[Sequence] | CachedSequences, teachers: Items[Sequence] | CachedSequences
-    ) -> None:
-        self._sides = students, teachers
+    def __init__(self, *sides: CachedSequences | SelectedSequences) -> None:
+        self._sides = sides  # student, teacher
 
     def __len__(self) -> int:
         return len(self._sides[0])
@@ -61,8 +66,6 @@ class Aligned:
 
 @dataclass(frozen=True)
 class DistillData:
-    """Aligned sequences of student and teacher."""
-
     ids: list[str]
     items: Aligned
     num_tokens: Array  # (N,) of both sides together
@@ -74,7 +77,6 @@ class DistillData:
         return np.ones(len(self.ids), np.float32)
 
     def tree(self, position: int) -> Tree:
-        """Return the student's sequence, with the distilled tokens as the trained ones."""
         item = self.items[position]
         return tree_of(item.student.ids, item.student_mask, (Origin(item.student.report.uid, tuple(item.targets)),))
 
@@ -128,8 +130,7 @@ def load_distill_data(
         reasons = list_reasons(manifest["counts"])
         raise DataError(f"{source}: no error turn with a hint and a recovery to distil ({reasons})")
     students, teachers = (CachedSequences(output, side) for side in SIDES)
-    num_tokens = students.lengths + teachers.lengths
-    items = Aligned(students, teachers)
+    num_tokens, items = students.lengths + teachers.lengths, Aligned(students, teachers)
     return DistillData(students.ids, items, num_tokens, manifest["counts"], manifest["refusals"])
 
 
@@ -163,7 +164,6 @@ def _encode(
     total, done, num_items = table.count(), 0, 0
     hinter = Hinter(settings)
     encode = partial(distill_experience, tokenizer, options=EncodeOptions.of(options))
-    # Limit the number of runs and rows in memory.
     records = table.records()
     while part := list(islice(records, NUM_AT_ONCE)):
         rows: list[Json] = []
@@ -211,22 +211,7 @@ def _rows(item: Distillation, uid: str, number: int) -> Iterator[Json]:
     # Masks mark distilled, not generated, tokens: they define the alignment, so no index is stored.
     masks = item.student_mask, item.teacher_mask
     for name, side, mask in zip(SIDES, (item.student, item.teacher), masks, strict=True):
-        yield {
-            "key": str(number),
-            "id": uid,
-            "side": name,
-            "number": 0,
-            "prompt_length": 0,
-            "num_tokens": len(side),
-            "num_trained": int(mask.sum()),
-            "ids": side.ids,
-            "mask": mask,
-            "message_index": side.message_index,
-            "paint": side.paint,
-            "logprobs": side.logprobs,
-            "weights": side.weights,
-            "report": msgspec.json.encode(side.report).decode(),
-        }
+        yield sequence_row(str(number), uid, name, msgspec.structs.replace(side, mask=mask))
 
 
 def _read_manifest(output: Path) -> dict[str, Any]:

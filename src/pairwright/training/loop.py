@@ -22,13 +22,15 @@ from pairwright.interrupts import interrupt
 from pairwright.ledger.trained import write_trained
 from pairwright.paths import claim_folder
 from pairwright.records.messages import content_hash
+from pairwright.tokens.stage.cache import LOSSES
 from pairwright.tokens.tokenizer import choose_template
-from pairwright.training.best_steps import best_steps, judge
 from pairwright.training.channels.channel import Channel
 from pairwright.training.channels.channels import load_channels, token_options, use_tokens
 from pairwright.training.checkpoint import (
     CheckpointError,
     State,
+    best_steps,
+    judge,
     load_optimizer,
     load_weights,
     read_state,
@@ -36,21 +38,17 @@ from pairwright.training.checkpoint import (
     save_checkpoint,
 )
 from pairwright.training.chosen_watch import ChosenWatch
-from pairwright.training.data import LOSSES, UNUSED
+from pairwright.training.data import UNUSED
 from pairwright.training.metrics import REPORTERS, Log, Progress, Sums, add, check_reporters, means
 from pairwright.training.model.load_model import model_hash, save_model, trainable
 from pairwright.training.model.policy_model import open_policy
 from pairwright.training.model.ranks import Ranks
 from pairwright.training.model.reference import ReferenceCache
-from pairwright.training.optimizer import clip_gradients, default_rate, learning_rate, make_optimizer, set_learning_rate
+from pairwright.training.optimizer import clip_gradients, default_rate, learning_rate, make_optimizer
 from pairwright.training.run_dir import RunFolder
-
-# Signals: finish the running update and save a checkpoint.
 
 
 class Stopped(PairwrightError):
-    """The run was stopped by a signal."""
-
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
         self.exit_code = 128 + signal_number
@@ -101,8 +99,6 @@ class Stop:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-
-# The run.
 
 # Options that may change when a run is resumed: they do not affect the update
 _HARMLESS = {
@@ -181,8 +177,6 @@ def train(
 
 
 class Training:
-    """One run, from its folder to its model."""
-
     def __init__(
         self,
         config: Config,
@@ -200,20 +194,20 @@ class Training:
         torch.manual_seed(config.seed)
         folder.write_status(state="running", epochs=settings.epochs, threads=torch.get_num_threads())
 
-        # the model, the data, and the reference, computed while the weights are the initial ones
         self.policy = open_policy(base, settings)
         initial = model_hash(base)
         self.channels: list[Channel] = load_channels(
             config, self.policy, base, initial, folder.path, ranks, progress=progress, cache=cache, **data
         )
         self.order = self.channels[0].order
-        # 1 << 62: no limit.
         self.num_steps = min(settings.max_steps or 1 << 62, self.order.num_steps(settings.epochs))
         self.weights = trainable(self.policy.model)
         num_trained = sum(tensor.numel() for tensor in self.weights.values())
         self.rate = settings.learning_rate or default_rate(num_trained)
         self.optimizer = make_optimizer(self.weights, settings, self.rate)
-        self.state = State(fingerprint=_fingerprint(config, initial, self.channels))
+        decisive = settings.model_dump(mode="json", exclude=_HARMLESS), config.tokens.content(), initial
+        fingerprint = content_hash(config.seed, *decisive, [channel.fingerprint for channel in self.channels])
+        self.state = State(fingerprint=fingerprint)
         if folder.checkpoints:
             self.state = _resume(folder, self.state, self.weights, self.optimizer)
         else:
@@ -229,7 +223,6 @@ class Training:
         return int(agreed)
 
     def run(self, stop: Stop) -> TrainResult:
-        """Update, log, validate and save until the last step or a signal."""
         settings, state = self.settings, self.state
         reporters = (
             [REPORTERS[name](self.folder.path, self.config.name) for name in settings.report_to]
@@ -251,7 +244,7 @@ class Training:
             is_better = False
             is_due = self.order.ends_period(state.step, settings.val_check_interval)
             if can_validate and (is_last or is_due):
-                last |= log.write_validation(self.validate())
+                last |= log.write_line("validation", self.validate())
                 watch.add_validation(last)
                 is_better = judge(state, last, settings)
             # All processes agree: a signal to one of them stops all.
@@ -295,9 +288,11 @@ class Training:
                     (channel.weight * loss).backward()
                 measured[f"trained_tokens/{channel.name}"] = measured.pop("trained_tokens")
                 add(sums, {**measured, "loss": (channel.weight * float(loss.detach()), 0.0)})
-        # Every process has the gradient of its share; the sum is the gradient of the batch.
         self.ranks.sum_gradients(weights)
-        sums = self._count_trained(self.ranks.sum_values(sums))
+        sums, trained = self.ranks.sum_values(sums), self.state.trained_tokens
+        for channel in self.channels:  # for the ledger
+            count, _ = sums.pop(f"trained_tokens/{channel.name}", (0.0, 0.0))
+            trained[channel.name] = trained.get(channel.name, 0) + round(count)
         loss_value = sums["loss"][0]
         norm = clip_gradients(weights, self.settings.max_grad_norm)
         # Not `>`: a loss of NaN must stop the run as well.
@@ -306,17 +301,10 @@ class Training:
                 f"step {step + 1}: loss {loss_value:.4g}, gradient norm {norm:.4g}: stopped before the update; "
                 f"the batch is in {self.dump('bad')}. Try a lower learning rate, or look at the batch"
             )
-        set_learning_rate(self.optimizer, rate)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
         self.optimizer.step()
         return {**sums, "loss": (loss_value, 1.0), "grad_norm": (norm, 1.0)}
-
-    def _count_trained(self, sums: Sums) -> Sums:
-        """Add the trained tokens of an update to the run's counts, for the ledger."""
-        trained = self.state.trained_tokens
-        for channel in self.channels:
-            count, _ = sums.pop(f"trained_tokens/{channel.name}", (0.0, 0.0))
-            trained[channel.name] = trained.get(channel.name, 0) + round(count)
-        return sums
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
@@ -345,9 +333,10 @@ class Training:
         if self.ranks.is_first:
             save_checkpoint(place, state, self.weights, self.optimizer)
             remove_old(place, keep=best_steps(state, self.settings))
-        self.folder.write_status(
-            step=state.step, best_step=state.best_step, best_metric=state.best_metric, best_epoch=self._best_epoch
-        )
+        best = {"best_step": state.best_step, "best_metric": state.best_metric, "best_epoch": None}
+        if state.best_step:
+            best["best_epoch"] = self.order.locate(state.best_step - 1)[0]
+        self.folder.write_status(step=state.step, **best)
         self.ranks.wait()
 
     def finish(self, last: dict[str, float]) -> TrainResult:
@@ -378,22 +367,18 @@ class Training:
         )
         return TrainResult(model=folder.path / name, num_steps=state.step, metrics=last, best_step=state.best_step)
 
-    @property
-    def _best_epoch(self) -> int | None:
-        return None if not self.state.best_step else self.order.locate(self.state.best_step - 1)[0]
-
     def dump(self, name: str) -> Path:
         """Write the exact batch of this step."""
         step, batch = self.state.step, {}
         for channel in self.channels:
             items = channel.order.batch(step)
-            ids, trees = channel.trees_of(items)
-            weights = channel.item_weights(items).tolist()
-            signals = [{"weights": channel.data.token_weights(item), **channel.signals(item)} for item in items]
+            data = channel.data
+            ids, trees = [data.ids[item] for item in items], [data.tree(item) for item in items]
+            weights = data.weights[items].tolist()
+            signals = [{"weights": data.token_weights(item), **channel.signals(item)} for item in items]
             if channel.reference is not None:
                 for own, tree in zip(signals, trees, strict=True):
                     own["reference_logprobs"] = channel.reference.of([tree])
-            # Only distillation has teachers, with their own contexts.
             teacher_trees = getattr(channel, "teacher_trees", None)
             teachers = [None] * len(items) if teacher_trees is None else teacher_trees(items)
             batch[channel.name] = ids, trees, weights, signals, teachers
@@ -451,13 +436,6 @@ def _resume(folder: RunFolder, fresh: State, weights: dict[str, Any], optimizer:
     load_optimizer(place, optimizer)
     folder.cut_metrics(state.step)
     return state
-
-
-def _fingerprint(config: Config, initial: str, channels: list[Channel]) -> str:
-    settings = config.train.model_dump(mode="json", exclude=_HARMLESS)
-    return content_hash(
-        config.seed, settings, config.tokens.content(), initial, [channel.fingerprint for channel in channels]
-    )
 
 
 def idle_cores() -> int:

@@ -41,7 +41,6 @@ class Reporter(NamedTuple):
     close: Callable[[], Any]
 
 
-# Reporters: each imports its package only when it is opened.
 def _tensorboard(folder: Path, name: str) -> Reporter:
     from torch.utils.tensorboard import SummaryWriter
 
@@ -109,7 +108,6 @@ class Log:
 
     def add(self, sums: Sums, rate: float) -> None:
         """Add the sums of one update."""
-        # A total of the run, not a mean.
         tokens = int(sums.pop("num_tokens", (0, 0))[0])
         self._tokens += tokens
         self._state.num_tokens += tokens
@@ -126,14 +124,9 @@ class Log:
             "tokens_per_second": self._tokens / max(1e-9, now - self._since),
         }
         self._sums, self._since, self._tokens = {}, now, 0
-        self._write("step", values)
-        return values
+        return self.write_line("step", values)
 
-    def write_validation(self, values: dict[str, float]) -> dict[str, float]:
-        self._write("validation", values)
-        return values
-
-    def _write(self, kind: str, values: dict[str, float]) -> None:
+    def write_line(self, kind: str, values: dict[str, float]) -> dict[str, float]:
         step = self._state.step
         epoch = self._order.num_epochs(step)
         self._folder.write_metrics({"step": step, "epoch": round(epoch, 4), "time": time.time(), **values})
@@ -141,3 +134,4 @@ class Log:
         for reporter in self._reporters:
             reporter.log(values, step)
         self._progress({"kind": kind, "step": step, "num_steps": self._num_steps, "epoch": epoch, **values})
+        return values

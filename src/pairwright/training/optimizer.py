@@ -21,7 +21,6 @@ def default_rate(num_parameters: int) -> float:
 
 def make_optimizer(parameters: dict[str, Any], settings: TrainConfig, rate: float) -> Any:
     """Create an optimizer; weight decay applies to matrices, not to vectors."""
-    # Biases and norms are vectors.
     decayed = [tensor for tensor in parameters.values() if tensor.ndim >= 2]
     others = [tensor for tensor in parameters.values() if tensor.ndim < 2]
     groups = [
@@ -45,7 +44,6 @@ def clip_gradients(parameters: Iterable[Any], max_norm: float) -> float:
     """Clip gradients to a norm (0: no clipping); return the norm before clipping."""
     tensors = list(parameters)
     norm = torch.nn.utils.get_total_norm([tensor.grad for tensor in tensors if tensor.grad is not None])
-    # Clipping to an infinite norm changes nothing.
     torch.nn.utils.clip_grads_with_norm_(tensors, max_norm or float("inf"), norm)
     return float(norm)
 
@@ -65,8 +63,3 @@ def learning_rate(step: int, num_steps: int, settings: TrainConfig, rate: float)
     done = (step - settings.warmup_steps) / max(1, num_steps - settings.warmup_steps)
     share = 1 - done if settings.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
     return settings.min_learning_rate + (rate - settings.min_learning_rate) * share
-
-
-def set_learning_rate(optimizer: Any, rate: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = rate

@@ -114,8 +114,7 @@ def _plain(identity: str, tree: Tree, weight: float, signals: Signals, teacher: 
 
 
 def _spread(tree: Tree, name: str, value: Any) -> Any:
-    """Spread values of trained tokens over all tokens: a list for each branch, like masks. Untrained tokens get 0, for
-    log-probabilities null."""
+    """Spread values of trained tokens over all tokens; others get 0, and null for log-probabilities."""
     if not isinstance(value, np.ndarray):
         return value
     nothing = np.nan if name.endswith("logprobs") else 0.0  # JSON has null for NaN

@@ -5,20 +5,15 @@
     kto   one row per run, with its label; columns that begin with kl_ have the run's prompt with the completion of
           another run, from which KTO estimates the KL divergence
 
-Each sequence has these columns; docs/reference/token-rows.md describes all columns:
-
-    ids             token ids
-    mask            true for trained tokens
-    token_weights   weight of each trained token; null if all are 1
-    ref_logprobs    reference log-probability of each trained token; null if not computed
-    uid, turns      the experience, and the indices of its trained messages
+docs/reference/token-rows.md describes the columns.
 """
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +23,7 @@ import xxhash
 
 from pairwright.config.config_file import adjust_config
 from pairwright.errors import ConfigError
-from pairwright.paths import Place, write_atomic
+from pairwright.paths import Place, find_model, write_atomic
 from pairwright.records.arrays import Array
 from pairwright.records.messages import Json, content_hash
 from pairwright.tokens.batch.collate import Tree
@@ -41,7 +36,9 @@ from pairwright.training.model.policy_model import open_policy
 from pairwright.training.model.ranks import Ranks
 from pairwright.training.model.reference import ReferenceCache
 
-# Prefixes of the columns of a row's sequences.
+if TYPE_CHECKING:
+    from datasets import Dataset
+
 SIDES: dict[str, tuple[str, ...]] = {"dpo": ("chosen_", "rejected_"), "sft": ("",), "kto": ("", "kl_")}
 _ROWS_AT_ONCE = 256
 _SEQUENCE = {
@@ -118,7 +115,7 @@ class TokenRows:
     @property
     def refused(self) -> dict[str, int]:
         """Items that were not encoded, by reason."""
-        return dict(sorted(Counter(self.channel.refusals.values()).items()))
+        return dict(sorted(Counter(self.channel.data.refusals.values()).items()))
 
     @property
     def fingerprint(self) -> str:
@@ -136,17 +133,16 @@ class TokenRows:
                 yield {**self._row(item), "split": name, "tokenizer": self._tokenizer, "ref_model": self.ref_model}
 
     def _row(self, item: int) -> Json:
-        channel, one = self.channel, np.array([item])
-        (identity,), (tree,) = channel.trees_of(one)
-        row: Json = {"id": identity, "weight": float(channel.item_weights(one)[0])}
-        sequences = self._sequences(tree, channel.data.token_weights(item))
+        channel, data = self.channel, self.channel.data
+        row: Json = {"id": data.ids[item], "weight": float(data.weights[item])}
+        sequences = self._sequences(data.tree(item), data.token_weights(item))
         if self.kind == "dpo":
-            row["gap"] = float(channel.data.gaps[item])
+            row["gap"] = float(data.gaps[item])
         elif self.kind == "kto":
             row |= channel.signals(item)
             other = channel.find_other(item)
-            sequences += self._sequences(channel.mismatch(item), channel.data.token_weights(other))
-            sequences[1]["uid"] = channel.data.ids[other]
+            sequences += self._sequences(channel.mismatch(item), data.token_weights(other))
+            sequences[1]["uid"] = data.ids[other]
         row["num_tokens"] = max(len(sequence["ids"]) for sequence in sequences)
         for side, sequence in zip(SIDES[self.kind], sequences, strict=True):
             row |= {f"{side}{name}": value for name, value in sequence.items()}
@@ -170,6 +166,37 @@ class TokenRows:
             }
             for ids, mask, start, num, origin in zip(tree.sequences, tree.masks, starts, counts, origins, strict=False)
         ]
+
+
+def make_dataset(
+    tokens: str | os.PathLike[str],
+    tokenizer: str | os.PathLike[str],
+    kind: str,
+    *,
+    split: str = "train",
+    reference: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> "Dataset":
+    """Return rows for a trainer of `pairwright.trl`, a memory-mapped Arrow file beside the sequences; see
+    `Encoded.to_trl` for the arguments."""
+    try:
+        from datasets import Dataset
+    except ImportError:
+        raise ConfigError("to_trl needs datasets and trl: pip install 'pairwright[trl]'") from None
+    folder, known = Path(tokens), None if reference is None else find_model(os.fspath(reference))
+    rows = TokenRows(folder, find_model(os.fspath(tokenizer)), kind, reference=known, **options)
+    if not rows.count(split):
+        raise ConfigError(f"{folder}: no rows for {kind} in the split {split!r}")
+    path = folder / f"rows-{kind}-{split}-{rows.fingerprint}.arrow"
+    if not path.is_file():
+        with (
+            write_atomic(path, durable=False) as temporary,
+            pa.OSFile(str(temporary), "wb") as file,
+            pa.ipc.new_stream(file, rows.schema) as writer,
+        ):
+            for batch in rows.batches(split):
+                writer.write_batch(batch)
+    return Dataset.from_file(str(path))
 
 
 def hash_weights(model: Any) -> str:

@@ -6,7 +6,6 @@ import tempfile
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -68,18 +67,13 @@ class MappedArrays(Mapping[Any, Array]):
         return len(self._places)
 
 
-@dataclass(frozen=True)
 class TokenSignals:
     """Values for each token of a run's sequence, by run id. `folder` holds the files of values."""
 
-    folder: Path | None = None
-    counts: dict[str, int] = field(default_factory=dict)
-    advantages: MappedArrays = field(init=False)
-    rewards: MappedArrays = field(init=False)
-
-    def __post_init__(self) -> None:
-        for name in ("advantages", "rewards"):
-            object.__setattr__(self, name, MappedArrays(self.folder))
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
+        self.counts: dict[str, int] = {}
+        self.advantages, self.rewards = MappedArrays(folder), MappedArrays(folder)
 
     def has(self, uid: str) -> bool:
         return uid in self.advantages or uid in self.rewards

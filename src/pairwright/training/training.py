@@ -70,7 +70,6 @@ def train(
     >>> result.num_steps, result.model.name
     (2, 'model')
     """
-    # The keys are argument names of the loop.
     sources: dict[str, Any] = {"pairs": pairs, "experience": experience, "tokens": tokens}
     if isinstance(data, Config):
         config = data
@@ -83,7 +82,6 @@ def train(
     if isinstance(sources["experience"], Table) and sources["experience"].where is not None:
         options.setdefault("where", sources["experience"].where)
     if loss is not None:
-        # Short for `dpo={"loss": ...}`.
         options["dpo"] = {**options.get("dpo", {}), "loss": loss}
     settings = adjust_config(config, train=options, **({} if seed is None else {"seed": seed}))
     sources["validation"] = validation
@@ -108,7 +106,6 @@ def _kind(data: Any) -> str:
     if not isinstance(data, str | os.PathLike):
         raise ConfigError(f"data: got {type(data).__name__}, expected Pairs, a Table, Encoded, or the folder of one")
     folder = place(data)
-    # Each kind of folder has a file that the other kinds lack.
     for name, kind in (("table.json", "experience"), (ITEMS, "tokens"), (FILE_NAME, "pairs")):
         if (folder / name).exists():
             return kind

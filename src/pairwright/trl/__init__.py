@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pairwright.tokens.stage.stage import Encoded
-from pairwright.trl.datasets_of_rows import make_dataset
+from pairwright.training.token_rows import make_dataset
 
 if TYPE_CHECKING:
     from trl import DPOConfig, KTOConfig, SFTConfig

@@ -27,35 +27,28 @@ from pairwright.tokens import ChatTokenizer, TokensError
 from pairwright.tokens.encode_pairs import encode_pair
 from pairwright.tokens.recorded import encode_experience
 from pairwright.tokens.sequence import Paint, Sequence
+from pairwright.tokens.spans.grammar import count_common
 from pairwright.tokens.stage.paint import PALETTE
 
 _TRL_ROWS = ({"chosen", "rejected"}, {"prompt", "completion"}, {"messages"})
 
 
 class Audit(msgspec.Struct, kw_only=True):
-    """Counts over all rows that we encode exactly.
-
-    trained       tokens that TRL would train
-    generated     tokens that the model generated
-    both          tokens that are trained and were generated
-    not_generated trained tokens that the model did not generate, by kind; "encoded otherwise" are tokens that the exact
-                  sequence does not have, such as quotes of arguments that were encoded twice
-    left_out      generated tokens that TRL would not train, including those of rows that it drops
-    rows_left_out rows that TRL drops
-    refused       rows that we cannot encode exactly, by reason; excluded from the counts
-    """
+    """Counts over all rows that we encode exactly."""
 
     trainer: str
     rows: int = 0
     sequences: int = 0
     equal: int = 0
-    trained: int = 0
-    generated: int = 0
+    trained: int = 0  # tokens that TRL would train
+    generated: int = 0  # tokens that the model generated
     both: int = 0
-    left_out: int = 0
-    rows_left_out: int = 0
+    left_out: int = 0  # generated tokens that TRL would not train, including those of rows that it drops
+    rows_left_out: int = 0  # rows that TRL drops
+    # Trained tokens that the model did not generate, by kind; "encoded otherwise" are tokens that the exact sequence
+    # does not have, such as quotes of arguments that were encoded twice.
     not_generated: dict[str, int] = {}
-    refused: dict[str, int] = {}
+    refused: dict[str, int] = {}  # rows that we cannot encode exactly, by reason; excluded from the counts
 
 
 def audit_file(path: Path, tokenizer: Path, *, arguments: Json | None = None) -> Audit:
@@ -92,18 +85,18 @@ def _read(path: Path) -> tuple[dict[int, Experience], set[str] | None]:
     keys: set[str] | None = None
     numbers: dict[int, int] = {}  # line of a row -> its number
     if layout.shape == "lines":
+        names: set[str] = set()
         with open(path, "rb") as file:
-            lines = [number for number, line in enumerate(file, start=1) if line.strip()]
-        with open(path, "rb") as file:
-            first = next(line for line in file if line.strip())
-        names = set(msgspec.json.decode(first))
+            for line, text in enumerate(file, start=1):
+                if text.strip():
+                    names = names or set(msgspec.json.decode(text))
+                    numbers[line] = len(numbers)
         keys = names if any(known <= names for known in _TRL_ROWS) else None
-        numbers = {line: number for number, line in enumerate(lines)}
     records: dict[int, Experience] = {}
     for number, record in enumerate(read_file(path, layout, Options())):
         if isinstance(record, Experience):
-            line = None if record.source is None else record.source.line
-            records[number if keys is None or line is None else numbers[line]] = record
+            place = None if record.source is None else record.source.line
+            records[number if keys is None or place is None else numbers[place]] = record
     if not records:
         raise PairwrightError(f"{path}: no record to audit")
     return records, keys
@@ -195,10 +188,7 @@ def _encode(tokenizer: ChatTokenizer, record: Experience) -> list[list[Sequence]
 
 
 def _align(ids: Any, sequences: list[Sequence]) -> tuple[Any, Any, Any]:
-    """Return our paint of TRL's tokens, which of them were generated, and which we have.
-
-    A template that rewrites history gives several sequences: a token is generated if it is generated in one of them.
-    """
+    """Return our paint of TRL's tokens, which were generated in one of our sequences, and which we have."""
     paints = np.zeros(len(ids), np.int8)
     is_generated, is_known = np.zeros(len(ids), bool), np.zeros(len(ids), bool)
     for sequence in sequences:
@@ -218,10 +208,8 @@ def _matches(left: list[int], right: list[int]) -> list[tuple[int, int, int]]:
     >>> _matches([1, 2, 3, 4, 9], [1, 7, 3, 8, 4, 9])
     [(0, 0, 1), (2, 2, 1), (3, 4, 2)]
     """
-    shortest = min(len(left), len(right))
-    start = next((number for number in range(shortest) if left[number] != right[number]), shortest)
-    rest = shortest - start
-    end = next((number for number in range(rest) if left[-1 - number] != right[-1 - number]), rest)
+    start = count_common(left, right)
+    end = count_common(left[start:][::-1], right[start:][::-1])
     middle = SequenceMatcher(None, left[start : len(left) - end], right[start : len(right) - end], autojunk=False)
     inner = [(start + one, start + other, size) for one, other, size in middle.get_matching_blocks() if size]
     return [(0, 0, start), *inner, (len(left) - end, len(right) - end, end)]

@@ -73,8 +73,8 @@ def _check_calls(folder: Path, options: TokensConfig) -> Finding | None:
 
 
 def _items(folder: Path, options: TokensConfig) -> Iterator[Item]:
-    source = Source(folder, salt="", experience=options.experience, use_recorded=options.recorded == "use")
-    return source.items(set())
+    recorded = TokensConfig(experience=options.experience, recorded=options.recorded)
+    return Source(folder, recorded).items(set())
 
 
 def _has_calls(item: Item) -> bool:

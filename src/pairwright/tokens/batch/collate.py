@@ -15,18 +15,10 @@ from msgspec.structs import force_setattr
 from pairwright.errors import ConfigError, RecordError
 from pairwright.records.arrays import Array, to_torch
 from pairwright.tokens.batch.bins import packing
-from pairwright.tokens.batch.token_tree import (
-    DistinctTokens,
-    Segment,
-    build_token_tree,
-    list_segments,
-    sequence_key,
-)
+from pairwright.tokens.batch.token_tree import DistinctTokens, Segment, build_token_tree, list_segments, sequence_key
 from pairwright.tokens.encode_pairs import EncodedPair
 from pairwright.tokens.sequence import Origin, Sequence
 from pairwright.tokens.teacher_sequences import Distillation
-
-# Building blocks of collators: padding, conversion to tensors.
 
 IGNORE_INDEX = -100  # the label that torch's cross_entropy ignores
 
@@ -68,8 +60,6 @@ def as_torch(batch: Any) -> dict[str, Any]:
             result[name] = value
     return result
 
-
-# Trees: a prompt and the branches that continue it, in shared, packed or padded rows.
 
 Layout = Literal["shared", "packed", "padded"]
 
@@ -131,10 +121,7 @@ class TreeBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def tree_of(ids: Array, mask: Array, rows: tuple[Origin, ...] = ()) -> Tree:
-    """Convert one sequence to a tree; the prompt ends at the first trained token.
-
-    The first token of the sequence is never trained: nothing predicts it.
-    """
+    """Convert one sequence to a tree; the prompt ends at the first trained token, but is never empty."""
     trained = np.flatnonzero(mask)
     start = max(1, int(trained[0])) if len(trained) else len(ids)
     return Tree(ids[:start], (ids[start:],), (mask[start:],), rows)
@@ -263,10 +250,6 @@ def _fill(
         num_branches=num_branches,
         rows=tuple(row for tree in trees for row in _rows_of(tree)),
     )
-
-
-# Collators of the channels: padded rows. `rows` (for pairs `chosen_rows`, `rejected_rows`) are the origins of the rows:
-# the experience and its trained messages.
 
 
 class PreferenceBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):

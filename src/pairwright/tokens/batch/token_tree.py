@@ -25,20 +25,13 @@ class Segment(NamedTuple):
 
 
 class TokenTree(NamedTuple):
-    """Sequences as one row without duplicate tokens.
+    """Sequences as one row without duplicate tokens."""
 
-    ids        (T,) the row
-    positions  (T,) depth of each token: its position in its sequences
-    ends       (T,) end of each token's subtree
-    owners     (T,) number of one sequence that contains the token
-    paths      for each sequence, in input order: positions of its tokens in the row, (L,)
-    """
-
-    ids: Array
-    positions: Array
-    ends: Array
-    owners: Array
-    paths: list[Array]
+    ids: Array  # (T,) the row
+    positions: Array  # (T,) depth of each token: its position in its sequences
+    ends: Array  # (T,) end of each token's subtree
+    owners: Array  # (T,) number of one sequence that contains the token
+    paths: list[Array]  # for each sequence, in input order: positions of its tokens in the row, (L,)
 
 
 def build_token_tree(sequences: Items[Array]) -> TokenTree:
@@ -89,8 +82,6 @@ def list_segments(positions: Array, ends: Array) -> list[Segment]:
     stops = [*starts[1:], len(ends)]
     return [Segment(start, stop, int(ends[start])) for start, stop in zip(starts, stops, strict=True)]
 
-
-# Counting distinct tokens without building the tree.
 
 _BYTES = 8  # bytes of an id in a key
 

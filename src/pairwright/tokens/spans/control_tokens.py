@@ -9,10 +9,7 @@ from pairwright.tokens.tokenizer import ChatTokenizer
 
 def control_pattern(tokenizer: ChatTokenizer) -> re.Pattern[str]:
     """Return a pattern that matches any added token, the longest first."""
-    if "pattern" not in tokenizer.learnt:
-        tokenizer.learnt["pattern"] = compile_tokens(token for token in tokenizer.added if token.strip())
-    pattern: re.Pattern[str] = tokenizer.learnt["pattern"]
-    return pattern
+    return tokenizer.learn("pattern", lambda: compile_tokens(token for token in tokenizer.added if token.strip()))
 
 
 def compile_tokens(tokens: Iterable[str]) -> re.Pattern[str]:

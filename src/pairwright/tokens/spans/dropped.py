@@ -32,12 +32,9 @@ _ARGUMENTS = ("arguments", "parameters", "input")
 
 
 class LeftOut(NamedTuple):
-    """`dropped`: fields of trained turns; `prompt_dropped`: fields of other messages, and (-1, "tools") if a tool
-    schema is not rendered; `num_images`: content parts other than text."""
-
-    dropped: Fields
-    prompt_dropped: Fields
-    num_images: int
+    dropped: Fields  # of trained turns
+    prompt_dropped: Fields  # of other messages, and (-1, "tools") if a tool schema is not rendered
+    num_images: int  # content parts other than text
 
 
 def find_left_out(
@@ -50,9 +47,7 @@ def find_left_out(
     """Compare a rendered conversation with its messages. `trained` maps trained turns to their ends: the model did not
     generate text after it (a call's name repeated in the header of the result). `known` has the missing fields of other
     messages, if already known."""
-    own: dict[int, list[int]] = {}  # message -> numbers of its pieces
-    for number, piece in enumerate(rendered.pieces):
-        own.setdefault(piece.message, []).append(number)
+    own = rendered.pieces_by_message()
     dropped: list[tuple[int, str]] = []
     prompt_dropped = [(WHOLE, "tools")] if tools and _has_lost_tools(rendered, tools) else []
     num_images = 0
@@ -60,7 +55,6 @@ def find_left_out(
         content = message.get("content")
         if isinstance(content, list):
             num_images += sum(1 for _ in _media_types(content))
-            # The template printed the list with Python's str().
             if content and str(content) in rendered.text:
                 types = ", ".join(sorted({str(part.get("type")) for part in content if isinstance(part, dict)}))
                 detail = f"the template writes the parts of its content ({types}) as a Python list, not as text"
@@ -126,7 +120,6 @@ def count_media(experience: Experience) -> int:
 
 
 def _media_types(value: Any) -> Iterator[str]:
-    """Yield the types of all parts other than text, including nested ones (an image in a tool result)."""
     if isinstance(value, list):
         for item in value:
             yield from _media_types(item)
@@ -164,7 +157,6 @@ def _find_dropped_context(rendered: Rendered, own: list[int], message: Json) -> 
     """Return the fields of an untrained message that are not rendered, except reasoning in the content of a turn."""
     text = _text(message.get("content"))
     if message.get("role") == "assistant":
-        # The text after the reasoning, if there is any.
         text = text.rpartition("</think>")[2]
     dropped = ["content"] if _is_text_missing(rendered, own, text, _shown_text(rendered, own, CONTENT)) else []
     if _are_calls_missing(rendered, own, _calls(message)):
@@ -173,19 +165,17 @@ def _find_dropped_context(rendered: Rendered, own: list[int], message: Json) -> 
 
 
 def _block(own: list[int]) -> list[int]:
-    """Return the first run of consecutive pieces: the turn. Later pieces repeat its text (a call's name in the header
-    of the result)."""
+    """Return the first run of consecutive pieces: later pieces repeat the turn's text (a call's name)."""
     size = next((size for size in range(1, len(own)) if own[size] != own[size - 1] + 1), len(own))
     return own[:size]
 
 
 def _is_text_missing(rendered: Rendered, own: list[int], text: str, shown: str) -> bool:
-    """Return whether some of a field's text is not `shown`. The template may strip white space at its ends, and may
-    write tags in it as its own text (those around reasoning in the content)."""
+    """Return whether text is not `shown`, except white space at its ends and tags that the template writes."""
     if len(shown) >= len(text) or text.strip() in shown:  # the usual case
         return False
-    squeezed = _squeeze(text)
-    size = len(_squeeze(shown))
+    squeezed = squeeze(text)
+    size = len(squeeze(shown))
     if size >= len(squeezed):
         return False
     if not own or size < len(_TAG.sub("", squeezed)):
@@ -194,12 +184,11 @@ def _is_text_missing(rendered: Rendered, own: list[int], text: str, shown: str) 
     pieces = rendered.pieces
     before = pieces[own[0] - 1].end if own[0] else 0
     after = pieces[own[-1] + 1].start if own[-1] + 1 < len(pieces) else len(rendered.text)
-    return squeezed not in _squeeze(rendered.text[before:after])
+    return squeezed not in squeeze(rendered.text[before:after])
 
 
 def _is_space_missing(text: str, shown: str) -> bool:
-    """Return whether white space inside a field's text, such as empty lines, is not shown. At the ends, and beside tags
-    (a thought in the content), it may be stripped."""
+    """Return whether white space inside a text is not shown; beside tags it may be stripped."""
     if len(shown) >= len(text) or text.strip() in shown:  # the usual case
         return False
     position = 0
@@ -212,7 +201,6 @@ def _is_space_missing(text: str, shown: str) -> bool:
 
 
 def _shown_text(rendered: Rendered, own: list[int], field: int) -> str:
-    """Return the rendered text of a field."""
     pieces = [rendered.pieces[number] for number in own]
     return "".join([rendered.text[piece.start : piece.end] for piece in pieces if piece.field == field])
 
@@ -226,12 +214,11 @@ def _text(value: Any) -> str:
     return "".join(part for part in parts if isinstance(part, str))
 
 
-def _squeeze(text: str) -> str:
+def squeeze(text: str) -> str:
     return "".join(text.split())
 
 
 def _calls(message: Json) -> list[Json]:
-    """Return the function calls of a message."""
     calls = message.get("tool_calls")
     items = (*(calls if isinstance(calls, list) else ()), message.get("function_call"))
     functions = [call.get("function", call) for call in items if isinstance(call, dict)]
@@ -260,11 +247,12 @@ def _are_calls_missing(rendered: Rendered, own: list[int], calls: list[Json], li
         0 < text.count(leaf) < num_equal
         for value, num_equal in counts.items()
         if num_equal > 1
-        for leaf in _leaves(_decode(value))
+        for leaf in _leaves(decode_text(value))
     )
 
 
-def _decode(text: str) -> Any:
+def decode_text(text: str) -> Any:
+    """Decode JSON; text that is not JSON is returned unchanged."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
@@ -272,8 +260,7 @@ def _decode(text: str) -> Any:
 
 
 def _is_value_missing(text: str, value: Any) -> bool:
-    """Return whether part of a call's arguments is not in the call's text: compare the JSON that most templates write,
-    then each key and value, since some write them as tags."""
+    """Return whether a call's text lacks part of its arguments, as JSON or as separate keys and values."""
     if isinstance(value, str):
         return value.strip() not in ("{}", "null") and not _is_written(text, value)
     if not value or json.dumps(value, ensure_ascii=False) in text:
@@ -284,10 +271,10 @@ def _is_value_missing(text: str, value: Any) -> bool:
 def _is_written(text: str, leaf: str) -> bool:
     if leaf in text:
         return True
-    squeezed = _squeeze(text)
+    squeezed = squeeze(text)
     # Plain, escaped as JSON with or without non-ASCII characters, or as Python's repr; white space is ignored.
     forms = (leaf, json.dumps(leaf, ensure_ascii=False)[1:-1], json.dumps(leaf)[1:-1], repr(leaf)[1:-1])
-    return any(_squeeze(form) in squeezed for form in forms)
+    return any(squeeze(form) in squeezed for form in forms)
 
 
 def _leaves(value: Any) -> Iterator[str]:

@@ -19,6 +19,7 @@ from pairwright.tokens.template.render import Rendered, Template
 from pairwright.tokens.template.tracked_str import CONTENT, REASONING, REASONING_KEYS, Chat
 from pairwright.tokens.tokenizer import ChatTokenizer
 
+# Small conversations: no template contains words that begin with zq.
 _USER: Json = {"role": "user", "content": "zqu"}
 _ANSWER: Json = {"role": "assistant", "content": "zqa"}
 _THOUGHT: Json = {**_ANSWER, "reasoning_content": "zqr", "thinking": "zqr"}
@@ -132,58 +133,50 @@ def reasoning_of(message: Json) -> str:
 
 
 def without_reasoning(message: Json) -> Json:
-    """Return the message without its reasoning fields."""
     return {key: value for key, value in message.items() if key not in REASONING_KEYS}
 
 
 def choose_mode(tokenizer: ChatTokenizer, renderer: Template, messages: Chat) -> Json:
     """Return the variable that switches thinking on if one of these generated messages has reasoning, else off. Empty
     if the template reads no switch, or if one is already set."""
-    names = list_variables(renderer.source)
-    switches = [switch for switch in _SWITCHES if switch[0] in names and switch[3] in renderer.source]
+    switches = _list_switches(renderer)
     if not switches or any(name in renderer.variables for name, *_ in switches):
         return {}
-    name, on, off, _ = switches[0]
+    name, on, off = switches[0]
     grammar = learn_grammar(tokenizer, renderer)
     return {name: on if any(map(grammar.has_reasoning, messages)) else off}
 
 
 def learn_grammar(tokenizer: ChatTokenizer, renderer: Template) -> Grammar:
     """Return the grammar of a template; computed once."""
-    key = ("grammar", renderer.hash)
-    if key not in tokenizer.learnt:
-        source = renderer.source
-        thinking = _switch_on(renderer)
-        shown = _show_thoughts(thinking)
-        key_shown = "" if shown or not (shown := _show_thoughts(thinking, "reasoning")) else "reasoning"
-        row, is_shown = _find_row(tokenizer, source, shown)
-        rows = [*([row] if row else []), *tokenizer.grammar, *own_rows()]
-        # Longer openings first: one may be a suffix of another.
-        tags = {
-            Tags(item.opening.strip(), item.closing.strip())
-            for item in rows
-            if item.opening.strip() and item.closing.strip()
-        }
-        known = sorted(
-            (pair for pair in tags if pair.opening in source or pair.closing in source or _is_of(row, pair)),
-            key=lambda pair: (-len(pair.opening), pair),
-        )
-        prompts = tuple(dict.fromkeys(item for item in map(_find_prompt, shown) if item is not None))
-        grammar = Grammar(row, is_shown, tuple(known), prompts, reasoning_key=key_shown)
-        header = _find_header(renderer, grammar)
-        openers = [item for item in split_symbols(tokenizer, header) if item in tokenizer.special]
-        openers = openers or _find_user_header(tokenizer, renderer)
-        ends = _learn_ends(tokenizer, renderer, row, openers)
-        tokenizer.learnt[key] = grammar._replace(ends=ends, header=header, opener=next(iter(openers), ""))
-    found: Grammar = tokenizer.learnt[key]
-    return found
+    return tokenizer.learn(("grammar", renderer.hash), lambda: _learn_grammar(tokenizer, renderer))
 
 
-def _is_of(row: Row | None, pair: Tags) -> bool:
-    return row is not None and pair == (row.opening.strip(), row.closing.strip())
-
-
-# Renders of small conversations. No template contains words that begin with zq.
+def _learn_grammar(tokenizer: ChatTokenizer, renderer: Template) -> Grammar:
+    source, thinking, reasoning_key = renderer.source, renderer, ""
+    if switches := _list_switches(renderer):
+        thinking = renderer.with_variables({switches[0][0]: switches[0][1]})
+    shown = _show_thoughts(thinking)
+    if not shown and (shown := _show_thoughts(thinking, "reasoning")):
+        reasoning_key = "reasoning"
+    row, is_shown = _find_row(tokenizer, source, shown)
+    rows = [*([row] if row else []), *tokenizer.grammar, *own_rows()]
+    tags = {
+        Tags(opening, closing)
+        for item in rows
+        if (opening := item.opening.strip())
+        and (closing := item.closing.strip())
+        and (opening in source or closing in source or item is row)
+    }
+    # Longer openings first: one may be a suffix of another.
+    known = sorted(tags, key=lambda pair: (-len(pair.opening), pair))
+    prompts = tuple(dict.fromkeys(item for item in map(_find_prompt, shown) if item is not None))
+    grammar = Grammar(row, is_shown, tuple(known), prompts, reasoning_key=reasoning_key)
+    header = _find_header(renderer, grammar)
+    openers = [item for item in split_symbols(tokenizer, header) if item in tokenizer.special]
+    openers = openers or _find_user_header(tokenizer, renderer)
+    ends = _learn_ends(tokenizer, renderer, row, openers)
+    return grammar._replace(ends=ends, header=header, opener=next(iter(openers), ""))
 
 
 def _find_header(renderer: Template, grammar: Grammar) -> str:
@@ -204,8 +197,7 @@ def _find_user_header(tokenizer: ChatTokenizer, renderer: Template) -> list[str]
 
 
 class _Shown(NamedTuple):
-    """A small conversation with reasoning in its last turn: the render, the prompt before the turn (with and without
-    generation prompt), start and end of the reasoning, and the start of the content after it."""
+    """A render of reasoning: its prompt (with and without generation prompt), the reasoning, the start of content."""
 
     text: str
     prompt: str
@@ -215,13 +207,10 @@ class _Shown(NamedTuple):
     after: int
 
 
-def _switch_on(renderer: Template) -> Template:
-    """Switch thinking on, if the template reads a switch."""
+def _list_switches(renderer: Template) -> list[tuple[str, Any, Any]]:
+    """Return the thinking switches that a template reads: name, value for on, value for off."""
     names = list_variables(renderer.source)
-    for name, on, _, word in _SWITCHES:
-        if name in names and word in renderer.source:
-            return renderer.with_variables({name: on})
-    return renderer
+    return [(name, on, off) for name, on, off, word in _SWITCHES if name in names and word in renderer.source]
 
 
 def _show_thoughts(renderer: Template, *keys: str) -> list[_Shown]:
@@ -244,8 +233,7 @@ def _show_thoughts(renderer: Template, *keys: str) -> list[_Shown]:
 
 
 def _find_row(tokenizer: ChatTokenizer, source: str, shown: list[_Shown]) -> tuple[Row | None, bool]:
-    """Return the first row that matches a template and agrees with every render of a thought; and whether a render
-    shows one."""
+    """Return the first row that fits the template and its renders of thoughts; and whether a render shows one."""
     for row in (*tokenizer.grammar, *own_rows()):
         if not all(word in source for word in row.match):
             continue
@@ -271,8 +259,7 @@ def _agrees(row: Row, shown: _Shown) -> bool:
 
 
 def _find_prompt(shown: _Shown) -> Tags | None:
-    """Return the end of a prompt that opens a thought, and the tag that closes it; reasoning follows such a prompt
-    directly."""
+    """Return the end of a prompt that opens a thought, and the tag that closes it."""
     closing = shown.text[shown.end : shown.after].strip()
     added = shown.prompt[len(shown.bare) :] if shown.prompt.startswith(shown.bare) else ""
     is_inside = shown.text.startswith(shown.prompt) and not shown.text[len(shown.prompt) : shown.start].strip()
@@ -321,17 +308,14 @@ def _find_tails(
         for form in (lambda message: message, _as_parts):
             chat = [form(_USER), form(turn), form(result)]
             last, following = try_render(renderer, chat[:2], tools), try_render(renderer, chat, tools, prompt=True)
-            own = (
-                [piece.start for piece in last.pieces if piece.message == 1 and piece.end > piece.start] if last else []
-            )
-            if last is None or following is None or not own:
+            if last is None or following is None:
                 continue
-            return _tail(tokenizer, last), _tail(tokenizer, following)
+            if any(piece.message == 1 and piece.end > piece.start for piece in last.pieces):
+                return _tail(tokenizer, last), _tail(tokenizer, following)
     return None
 
 
 def _as_parts(message: Json) -> Json:
-    """Convert the text of a message to a part; some templates read only parts."""
     text = message["content"]
     return {**message, "content": [{"type": "text", "text": text}]} if text else message
 
@@ -345,8 +329,8 @@ def _tail(tokenizer: ChatTokenizer, rendered: Rendered) -> list[str]:
     return split_symbols(tokenizer, text)
 
 
-def count_common(left: Sequence[str], right: Sequence[str]) -> int:
-    """Return the length of the common prefix, in characters or symbols."""
+def count_common(left: Sequence[Any], right: Sequence[Any]) -> int:
+    """Return the length of the common prefix of two texts or lists."""
     pairs = zip(left, right, strict=False)
     return next((number for number, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
 

@@ -16,19 +16,21 @@ generated according to the record, no text of another message, and a closing for
 If `next` and `last` witness different texts, the row decides which one the model samples; without a row: `two_forms`.
 """
 
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Literal, NamedTuple
 
 from pairwright.records.messages import Json
 from pairwright.tokens.refusals import Reason, TemplateError
 from pairwright.tokens.spans.control_tokens import control_pattern
-from pairwright.tokens.spans.dropped import describe_dropped, find_dropped_fields
+from pairwright.tokens.spans.dropped import describe_dropped, find_dropped_fields, squeeze
 from pairwright.tokens.spans.grammar import (
     Grammar,
     Thought,
     count_common,
     learn_grammar,
     reasoning_of,
+    try_render,
     without_reasoning,
 )
 from pairwright.tokens.template.render import Piece, Rendered, Template
@@ -40,18 +42,12 @@ Source = Literal["next", "last"]
 
 
 class Terms(NamedTuple):
-    """What the user allows, and whether the law applies.
+    """What the user allows, and whether the law applies."""
 
-    require_stop       a turn needs a token that ends it
-    close_thoughts     close a thought that the prompt opens if the turn has no reasoning
-    allow_dropped      train turns that are not rendered completely
-    is_recorded        the turn's ids are recorded: exempt from the law, only its position is needed
-    """
-
-    require_stop: bool = True
-    close_thoughts: bool = False
-    allow_dropped: bool = False
-    is_recorded: bool = False
+    require_stop: bool = True  # a turn needs a token that ends it
+    close_thoughts: bool = False  # close a thought that the prompt opens if the turn has no reasoning
+    allow_dropped: bool = False  # train turns that are not rendered completely
+    is_recorded: bool = False  # the turn's ids are recorded: exempt from the law, only its position is needed
 
 
 class Fault(NamedTuple):
@@ -62,27 +58,18 @@ class Fault(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """A turn in a render that witnesses it, in characters.
-
-    prompt   end of the prompt
-    start    start of the trained text: after a thought that the template closed
-    end      end of the trained text, stop included
-    stop     the token that ends the turn
-    own      the turn's pieces
-    dropped  the turn's fields that are not rendered
-    """
+    """A turn in a render that witnesses it, in characters."""
 
     rendered: Rendered
-    prompt: int
-    start: int
-    end: int
+    prompt: int  # end of the prompt
+    start: int  # start of the trained text: after a thought that the template closed
+    end: int  # end of the trained text, stop included
     stop: str | None
-    own: tuple[Piece, ...]
-    dropped: tuple[str, ...] = ()
+    own: tuple[Piece, ...]  # the turn's pieces
+    dropped: tuple[str, ...] = ()  # the turn's fields that are not rendered
 
     @property
     def text(self) -> str:
-        """The trained text."""
         return self.rendered.text[self.start : self.end]
 
     @property
@@ -92,24 +79,15 @@ class Shown(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """How a turn is trained.
+    """How a turn is trained."""
 
-    rule         1, 2 or 3
-    source       the render that shows the turn's text
-    shown        the turn in that render, or in the joined text (prompt followed by the turn)
-    following    the turn in the next turn's prompt, if that witnesses the same text: they share a sequence
-    is_joined    the prompt and the turn come from two renders
-    end_added    no render shows the token that ends the turn
-    is_declared  the text comes from a row that no render shows
-    """
-
-    rule: int
-    source: Source
-    shown: Shown
-    following: Shown | None = None
-    is_joined: bool = False
-    end_added: bool = False
-    is_declared: bool = False
+    rule: int  # 1, 2 or 3
+    source: Source  # the render that shows the turn's text
+    shown: Shown  # the turn in that render, or in the joined text (prompt followed by the turn)
+    following: Shown | None = None  # the turn in the next turn's prompt, if they share a sequence
+    is_joined: bool = False  # the prompt and the turn come from two renders
+    end_added: bool = False  # no render shows the token that ends the turn
+    is_declared: bool = False  # the text comes from a row that no render shows
     continues: bool = False  # `following` exists; kept when the renders are forgotten
 
 
@@ -146,18 +124,17 @@ class Case:
         later = range(self.turn + 1, len(self.chat))
         following = next((number for number in later if self.chat[number].get("role") == "assistant"), None)
         if following is not None:
-            return self._try(self.chat[:following])
-        probes = _probes(self.message)
-        return next(filter(None, (self._try([*self.chat[: self.turn + 1], *probe]) for probe in probes)), None)
+            return try_render(self.renderer, self.chat[:following], self.tools, prompt=True)
+        chats = ([*self.chat[: self.turn + 1], *probe] for probe in _probes(self.message))
+        renders = (try_render(self.renderer, chat, self.tools, prompt=True) for chat in chats)
+        return next(filter(None, renders), None)
 
     @cached_property
     def thought(self) -> Thought | None:
-        """The thought at the end of the prompt."""
         return self.grammar.find_thought(self.prompt.text)
 
     @property
     def is_open(self) -> bool:
-        """Whether the prompt opens a thought."""
         return self.thought is not None and self.thought.is_open
 
     @cached_property
@@ -172,15 +149,6 @@ class Case:
     def declared_end(self) -> str:
         """The end of this turn according to the declared row; "" if there is none."""
         return self.grammar.row.end_of(has_calls=self.has_calls) if self.grammar.row else ""
-
-    def shown_by(self, source: Source) -> Rendered | None:
-        return self.next if source == "next" else self.last
-
-    def _try(self, chat: Chat) -> Rendered | None:
-        try:
-            return self.renderer.render(chat, self.tools, prompt=True)
-        except TemplateError:
-            return None
 
 
 def _probes(message: Json) -> list[Chat]:
@@ -233,7 +201,7 @@ def _judge(case: Case, terms: Terms) -> Verdict | Fault:
             return Verdict(1, "next", following, following, continues=True)
         if last.written == following.written:  # use the render without a probe
             return Verdict(1, "last", last, following, continues=True)
-        if _squeeze(last.written) == _squeeze(following.written):  # differences in white space are not two forms
+        if squeeze(last.written) == squeeze(following.written):  # differences in white space are not two forms
             return Verdict(1, "next", following, following, continues=True)
         if prefer:
             is_last = prefer == "last"
@@ -265,7 +233,7 @@ def witness(case: Case, rendered: Rendered, begin: int, terms: Terms) -> Shown |
     end, stop = _find_end(case, text, text_end, limit)
     dropped = tuple(find_dropped_fields(rendered, numbers, case.message, limit if stop is None else end))
     if dropped and not (terms.allow_dropped or terms.is_recorded):
-        return Fault("dropped", _describe_dropped(case, dropped))
+        return Fault("dropped", describe_dropped(dropped, has_calls=case.has_calls))
     if stop is None and terms.require_stop:
         return Fault("no_stop", "no render shows a token that ends the turn")
     if stop is None:
@@ -296,8 +264,7 @@ def _find_own(case: Case, rendered: Rendered, begin: int) -> tuple[list[int], in
 
 
 def _cut_block(case: Case, rendered: Rendered, own: list[int]) -> list[int]:
-    """Return the generated pieces: up to the first end after which the turn's text is only repeated (a call's name in
-    the header of its result)."""
+    """Return the generated pieces: up to the first end after which the turn's text is only repeated."""
     pieces = [rendered.pieces[number] for number in own]
     for size in range(1, len(own)):
         if _find_end(case, rendered.text, pieces[size - 1].end, pieces[size].start)[1] is None:
@@ -368,35 +335,30 @@ def _two_forms(left: str, right: str) -> Fault:
     return Fault("two_forms", f"one render shows {_short(left)}, another one {_short(right)}")
 
 
-def _squeeze(text: str) -> str:
-    return "".join(text.split())
-
-
 def _short(text: str) -> str:
     return repr(text if len(text) < 60 else f"…{text[-57:]}")
 
 
-def _describe_dropped(case: Case, dropped: tuple[str, ...]) -> str:
-    return describe_dropped(dropped, has_calls=case.has_calls)
-
-
-# Rule 2, joined: text before the turn differs between the renders, or the prompt closed an empty thought.
+def _find_witnesses(
+    case: Case, sources: tuple[Source, ...], prefix: str, terms: Terms
+) -> Iterator[tuple[Source, Shown | Fault]]:
+    """Yield what renders show of the turn, or why not, if it begins after `prefix` or after the same header."""
+    for source in sources:
+        rendered = case.next if source == "next" else case.last
+        begin = _find_begin(case, rendered, prefix) if rendered is not None else None
+        if rendered is not None and begin is not None:
+            yield source, witness(case, rendered, begin, terms)
 
 
 def _join_renders(case: Case, terms: Terms) -> Verdict | Fault | None:
-    """Join the prompt with the turn from another render."""
-    thought = case.thought
-    if thought is not None and thought.is_open:
+    """Rule 2, joined: text before the turn differs between the renders, or the prompt closed an empty thought. Join the
+    prompt with the turn from another render."""
+    if case.is_open:
         return None
     prefix = _prefix(case)
     fault: Fault | None = None
     found: dict[Source, Shown] = {}
-    for source in ("next", "last"):
-        rendered = case.shown_by(source)
-        begin = _find_begin(case, rendered, prefix) if rendered is not None else None
-        if rendered is None or begin is None:
-            continue
-        shown = witness(case, rendered, begin, terms)
+    for source, shown in _find_witnesses(case, ("next", "last"), prefix, terms):
         if isinstance(shown, Shown):
             found[source] = shown
         else:
@@ -406,14 +368,14 @@ def _join_renders(case: Case, terms: Terms) -> Verdict | Fault | None:
     # If the prompt closes a thought, the renders may or may not repeat it.
     is_closed = len(prefix) < len(case.prompt.text)
     texts = [shown.text if is_closed else shown.written for shown in found.values()]
-    if len({*map(_squeeze, texts)}) > 1:
+    if len({*map(squeeze, texts)}) > 1:
         row = case.grammar.row
         if row is None or not row.prefer:
             return _two_forms(*texts)
         found = {row.prefer: found[row.prefer]}
-    source, shown = next(iter(found.items()))
-    rest, added = _rest(case, shown)
-    return Verdict(2, source, _join(case, [], shown, rest, added=added), is_joined=True)
+    source, first = next(iter(found.items()))
+    rest, added = _rest(case, first)
+    return Verdict(2, source, _join(case, [], first, rest, added=added), is_joined=True)
 
 
 def _prefix(case: Case) -> str:
@@ -438,8 +400,7 @@ def _rest(case: Case, shown: Shown) -> tuple[int, int]:
 
 
 def _find_begin(case: Case, rendered: Rendered, prefix: str) -> int | None:
-    """Return where the turn begins in a render: after `prefix` (the prompt or its beginning), else after the same
-    header."""
+    """Return where the turn begins in a render: after `prefix` (the prompt or its start), or its header."""
     if rendered.text.startswith(prefix):
         return len(prefix)
     first = next((number for number, piece in enumerate(rendered.pieces) if piece.message == case.turn), None)
@@ -497,11 +458,8 @@ def _join(
     return Shown(Rendered(text, [*pieces, *own]), begin, begin + added, len(text), stop, (*new, *own), shown.dropped)
 
 
-# Rule 3: a declared row.
-
-
 def _declare(case: Case, terms: Terms) -> Verdict | None:
-    """Write the turn's thought as the row declares it; None if no row declares it."""
+    """Rule 3: write the turn's thought as the row declares it; None if no row declares it."""
     row, thought = case.grammar.row, case.thought
     if row is None or not row.opening.strip() or (thought is not None and not thought.is_open):
         return None
@@ -516,19 +474,15 @@ def _declare(case: Case, terms: Terms) -> Verdict | None:
     plain = Case(case.tokenizer, case.renderer, answer, case.tools, case.turn)
     plain.__dict__["prompt"] = Rendered(prefix, case.prompt.pieces)  # overrides the lazy render
     order: tuple[Source, ...] = ("last", "next") if row.prefer == "last" else ("next", "last")
-    for source in order:
-        rendered = plain.shown_by(source)
-        begin = _find_begin(plain, rendered, prefix) if rendered is not None else None
-        if rendered is None or begin is None:
-            continue
-        shown = witness(plain, rendered, begin, terms._replace(require_stop=False))
+    for source, shown in _find_witnesses(plain, order, prefix, terms._replace(require_stop=False)):
         if isinstance(shown, Fault):
             continue
         closing, stop = ("", None) if shown.stop else _missing_end(plain)
         if not shown.stop and not stop and terms.require_stop:
             continue
         first = next((piece.start for piece in shown.own), shown.start)
-        if case.grammar.header.strip() and case.grammar.header.strip() in rendered.text[shown.start : first]:
+        header = case.grammar.header.strip()
+        if header and header in shown.rendered.text[shown.start : first]:
             continue  # the turn begins with a header that the prompt does not have
         field = REASONING if reasoning_of(case.message) else CONTENT
         written = [(row.closing, -1)] if not reasoning else [(reasoning.strip(), field), (row.closing, -1)]
@@ -543,16 +497,14 @@ def _declare(case: Case, terms: Terms) -> Verdict | None:
 
 
 def _end_turn(case: Case, terms: Terms) -> Verdict | None:
-    """Add an end to a turn whose witness shows none: the end in `next` (rule 2), the row's end, or EOS. It follows the
-    text that both renders write behind the turn."""
-    prefix = _prefix(case)
-    for source in ("last", "next"):
-        rendered = case.shown_by(source)
-        begin = _find_begin(case, rendered, prefix) if rendered is not None else None
-        if rendered is None or begin is None or case.next is None:
+    """Add an end to a turn whose witness shows none: the one in `next` (rule 2), the row's, or EOS."""
+    if case.next is None:
+        return None
+    lenient = terms._replace(require_stop=False)
+    for source, shown in _find_witnesses(case, ("last", "next"), _prefix(case), lenient):
+        if isinstance(shown, Fault) or shown.stop is not None:
             continue
-        shown = witness(case, rendered, begin, terms._replace(require_stop=False))
-        if isinstance(shown, Fault) or shown.stop is not None or not _closes(case, shown):
+        if case.is_open and case.thought is not None and case.thought.tags.closing not in shown.text:
             continue
         rest, added = _rest(case, shown)
         following = _tail_of(case, case.next)
@@ -569,22 +521,15 @@ def _end_turn(case: Case, terms: Terms) -> Verdict | None:
 
 
 def _missing_end(case: Case) -> tuple[str, str | None]:
-    """For a turn whose end no render shows, return the text that both renders write behind it (the closing of a call),
-    and the row's end, else EOS; None if the vocabulary has neither."""
-    names = (str(case.tokenizer.special_tokens.get("eos_token")), *sorted(case.tokenizer.eos))
-    stop = case.declared_end or next((name for name in names if name in case.tokenizer.added), None)
+    """Return the text that both renders write behind a turn without an end, and the row's end, else EOS."""
+    names = (case.declared_end, str(case.tokenizer.special_tokens.get("eos_token")), *sorted(case.tokenizer.eos))
+    stop = next((name for name in names if name in case.tokenizer.added), None)
     closing = _tail_of(case, case.last)
     if case.next is not None:
         closing = closing[: count_common(closing, _tail_of(case, case.next))]
     if case.grammar.opener:
         closing = closing.partition(case.grammar.opener)[0]
     return closing.rstrip(), stop
-
-
-def _closes(case: Case, shown: Shown) -> bool:
-    """Return whether a turn closes the thought that its prompt opens."""
-    thought = case.thought
-    return thought is None or not thought.is_open or thought.tags.closing in shown.text
 
 
 def _tail_of(case: Case, rendered: Rendered) -> str:
@@ -600,8 +545,7 @@ def _tail_of(case: Case, rendered: Rendered) -> str:
     return rendered.text[rendered.pieces[block[-1]].end : limit] if block else ""
 
 
-# Refusals.
-
+# Reasons of faults, the most helpful first.
 _ORDER: tuple[Reason, ...] = ("no_reasoning", "dropped", "template_error", "two_forms", "no_stop")
 
 
@@ -616,11 +560,8 @@ def _worst(case: Case, *faults: Shown | Fault | Verdict | None) -> Fault:
     begin = next((piece.start for piece in case.last.pieces if piece.message == case.turn), 0)
     plain = tuple(find_dropped_fields(case.last, _find_own(case, case.last, begin)[0], case.message))
     if plain:
-        return Fault("dropped", _describe_dropped(case, plain))
-    return Fault("two_forms", _describe_difference(case.prompt.text, case.last.text))
-
-
-def _describe_difference(prompt: str, last: str) -> str:
+        return Fault("dropped", describe_dropped(plain, has_calls=case.has_calls))
+    prompt, last = case.prompt.text, case.last.text
     position = count_common(prompt, last)
-    low = max(position - 10, 0)
-    return f"the prompt has {prompt[low : position + 30]!r}, the turn has {last[low : position + 30]!r}"
+    around = slice(max(position - 10, 0), position + 30)
+    return Fault("two_forms", f"the prompt has {prompt[around]!r}, the turn has {last[around]!r}")

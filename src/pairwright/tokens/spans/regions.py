@@ -9,7 +9,6 @@ Turns with the prefix property (rule 1) share a sequence. A turn of another rule
 """
 
 import itertools
-from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -18,10 +17,9 @@ from pairwright.records.messages import Json
 from pairwright.tokens.refusals import Refusal, TemplateError
 from pairwright.tokens.spans.dropped import Fields, Missing, find_left_out
 from pairwright.tokens.spans.grammar import try_render
-from pairwright.tokens.spans.history import History, move_turn, text_around
 from pairwright.tokens.spans.law import Case, Fault, Shown, Terms, Verdict, judge
 from pairwright.tokens.spans.skeletons import SMALL, Shapes, build_skeleton, find_constants
-from pairwright.tokens.template.render import Rendered, Template
+from pairwright.tokens.template.render import Piece, Rendered, Template
 from pairwright.tokens.template.tested_words import find_tested_words
 from pairwright.tokens.template.tracked_str import CALL, Chat
 from pairwright.tokens.tokenizer import ChatTokenizer
@@ -36,23 +34,16 @@ Verify = Literal["quick", "all"]
 
 
 class Region(NamedTuple):
-    """The generated text of one turn, in character positions of the rendered text.
-
-    prompt       end of the inference prompt; from there to `start` the template closed a thought
-    end          end of the region, after the stop token
-    rule         rule of the law (1, 2 or 3)
-    end_added    no render shows the stop token
-    is_declared  the text comes from a row that no render shows
-    """
+    """The generated text of one turn, in character positions of the rendered text."""
 
     message: int
-    prompt: int
+    prompt: int  # end of the inference prompt; from there to `start` the template closed a thought
     start: int
-    end: int
+    end: int  # after the stop token
     stop: str | None
-    rule: int = 1
-    end_added: bool = False
-    is_declared: bool = False
+    rule: int = 1  # of the law: 1, 2 or 3
+    end_added: bool = False  # no render shows the stop token
+    is_declared: bool = False  # the text comes from a row that no render shows
 
 
 class Located(NamedTuple):
@@ -70,17 +61,8 @@ class Located(NamedTuple):
 Group = tuple[Chat, Located]  # the conversation up to the group's last turn, and the regions of its turns
 
 
-def locate(
-    tokenizer: ChatTokenizer,
-    chat: Chat,
-    tools: list[Json] | None,
-    turns: Sequence[int],
-    terms: Terms = Terms(),  # noqa: B008 - immutable
-    *,
-    verify: Verify = "quick",
-) -> Located:
-    """Locate all turns in one render; raise a Refusal if they need several."""
-    groups = locate_groups(tokenizer, chat, tools, list(turns), terms, verify=verify)
+def only_group(groups: list[Group]) -> Located:
+    """Return the only group; raise a Refusal if the turns need several sequences."""
     if len(groups) > 1:
         first = groups[0][1].regions[-1].message
         raise Refusal("context_differs", f"{len(groups)} sequences are needed", message=first)
@@ -92,7 +74,7 @@ def locate_groups(
     chat: Chat,
     tools: list[Json] | None,
     turns: list[int],
-    terms: Terms = Terms(),  # noqa: B008 - immutable
+    terms: Terms,
     *,
     verify: Verify = "quick",
 ) -> list[Group]:
@@ -112,39 +94,57 @@ class _UnlikeShape(Exception):
     """The conversation contradicts the skeletons of its turns."""
 
 
+class _History(NamedTuple):
+    """The longest prompt of a conversation, before `turn`, rendered once. In most templates, shorter prompts are its
+    prefixes: their text, provenance and missing fields (`missing`, by message) are taken from it."""
+
+    turn: int
+    rendered: Rendered
+    missing: dict[int, list[str]]
+
+    @classmethod
+    def of(cls, rendered: Rendered, chat: Chat, tools: list[Json] | None) -> "_History":
+        missing: dict[int, list[str]] = {number: [] for number in range(len(chat))}
+        for number, name in find_left_out(rendered, chat, tools, {}).prompt_dropped:
+            missing.setdefault(number, []).append(name)
+        return cls(len(chat), rendered, missing)
+
+    def find_prompt(self, turn: int, ending: str) -> Rendered | None:
+        """Return the prompt before a turn; `ending` is the template text after its last message. None if text of later
+        messages precedes it."""
+        pieces = [piece for piece in self.rendered.pieces if piece.message < turn]
+        end = pieces[-1].end if pieces else 0
+        if pieces != self.rendered.pieces[: len(pieces)]:
+            return None
+        return Rendered(self.rendered.text[:end] + ending, pieces)
+
+    def missing_before(self, turn: int) -> Missing:
+        """Return the missing fields of messages before a turn, except the last: its fields depend on what follows."""
+        last = next((piece.message for piece in reversed(self.rendered.pieces) if piece.message < turn), None)
+        return {number: names for number, names in self.missing.items() if number != last}
+
+
 class _Literals(NamedTuple):
-    """The literals around a turn's text, and where in them its region starts and ends.
+    """The literals around a turn's text, and where in them its region starts and ends. For a turn without pieces, lead
+    and tail are the same literal."""
 
-    lead    template text from the previous piece to the turn's first piece
-    prompt  end of the prompt, counted from the start of lead; `start`: start of the trained text
-    opening the turn's first characters, if the generation prompt supplies them (a <think> in the content)
-    tail    template text from the turn's last piece to the next message's; the region ends at tail[end]
-    later   number of pieces that repeat the turn's text after its end (a call's name in the result's header)
-    fields  the rendered fields of the turn
-    For a turn without pieces, lead and tail are the same literal.
-    """
-
-    lead: str
-    prompt: int
-    start: int
-    opening: str
-    tail: str
-    end: int
-    later: int
-    fields: frozenset[int]
+    lead: str  # template text from the previous piece to the turn's first piece
+    prompt: int  # end of the prompt, counted from the start of lead
+    start: int  # start of the trained text, counted likewise
+    opening: str  # the turn's first characters, if the generation prompt supplies them (a <think> in the content)
+    tail: str  # template text from the turn's last piece to the next message's
+    end: int  # the region ends at tail[end]
+    later: int  # pieces that repeat the turn's text after its end (a call's name in the result's header)
+    fields: frozenset[int]  # the rendered fields of the turn
     stop: str | None
 
 
 class _Plan(NamedTuple):
-    """What a skeleton shows about a turn: the verdict, and the literals if the turn is last in its sequence (`outer`)
-    or followed by others (`inner`)."""
+    """What a skeleton shows: the verdict, and the literals of a turn that is last (`outer`) or not (`inner`)."""
 
     verdict: Verdict
     outer: _Literals
     inner: _Literals | None
-
-
-_Placed = tuple[Located, Region]
 
 
 class Finder:
@@ -162,7 +162,6 @@ class Finder:
         self._learnt: dict[Any, _Plan | Fault] = learnt.setdefault((renderer.hash, tools_key, terms), {})
         if len(self._learnt) > _MAX_LEARNT:
             self._learnt.clear()
-        # The properties that shapes depend on are tested once for each template.
         key = ("shapes", renderer.hash)
         if key not in learnt:
             learnt[key] = find_constants(renderer.source), _writes_arguments_whole(renderer)
@@ -190,7 +189,6 @@ class Finder:
         return verdict
 
     def render(self, size: int, *, prompt: bool = False) -> Rendered:
-        """Render the first `size` messages."""
         try:
             return self._renderer.render(self._chat[:size], self._tools, prompt=prompt)
         except TemplateError as error:
@@ -209,7 +207,7 @@ class Finder:
                     raise self._name_others(refusal, turns[number + 1 :]) from None
             plans[turn] = plan
         groups: list[Group] = []
-        parts = self._split(turns, plans)
+        parts = self._split(turns, {turn: plan.verdict for turn, plan in plans.items()})
         apart = [part[-1] for part in parts if not _is_rendered(plans[part[-1]].verdict)]
         history = self._find_history(apart, verify=verify)
         for members in parts:
@@ -221,7 +219,7 @@ class Finder:
             # Keep messages after the last turn if the render of the whole conversation can be used.
             size = len(self._chat) if last == turns[-1] and verdict.continues else last + 1
             rendered = self.render(size)
-            own = _pieces_by_message(rendered)
+            own = rendered.pieces_by_message()
             regions = [
                 self._place(rendered, own, turn, plans[turn], is_inner=turn < last or size > last + 1)
                 for turn in members
@@ -239,12 +237,12 @@ class Finder:
         more = ", ".join(map(str, others[:_MAX_NAMED])) + (", ..." if len(others) > _MAX_NAMED else "")
         return Refusal(refusal.reason, f"{refusal.detail}; the same in message {more}", message=refusal.message)
 
-    def _split(self, turns: list[int], plans: dict[int, _Plan]) -> list[list[int]]:
+    def _split(self, turns: list[int], verdicts: dict[int, Verdict]) -> list[list[int]]:
         """Group turns that share a sequence: each has the prefix property, except the last of a group."""
         groups: list[list[int]] = [[]]
         for turn, following in itertools.zip_longest(turns, turns[1:]):
             groups[-1].append(turn)
-            if following is not None and not (plans[turn].verdict.continues and self._is_chain(turn, following)):
+            if following is not None and not (verdicts[turn].continues and self._is_chain(turn, following)):
                 groups.append([])
         return groups
 
@@ -265,41 +263,40 @@ class Finder:
         literals = plan.inner if is_inner else plan.outer
         region = _place_turn(rendered, own.get(turn, []), turn, literals) if literals is not None else None
         if region is not None:
-            return _note(region, plan.verdict)
-        # The skeleton does not match: judge the turn on the whole conversation.
+            verdict = plan.verdict
+            return region._replace(rule=verdict.rule, end_added=verdict.end_added, is_declared=verdict.is_declared)
         verdict = self.judge(turn)
         shown = verdict.following if is_inner else verdict.shown
         if verdict.is_joined or shown is None or not rendered.text.startswith(shown.rendered.text[: shown.end]):
             raise _UnlikeShape
-        return _note(Region(turn, shown.prompt, shown.start, shown.end, shown.stop), verdict)
+        return _region_of(turn, shown, verdict)
 
-    def _locate_judged(self, members: list[int], plans: dict[int, _Plan], history: History | None) -> Located:
+    def _locate_judged(self, members: list[int], plans: dict[int, _Plan], history: _History | None) -> Located:
         """Locate a sequence whose last turn is not shown by the render of the conversation up to it."""
         last = members[-1]
         verdict = self._judge_excerpt(last, plans[last].verdict, history) if history is not None else None
         known = history.missing_before(last) if history is not None and verdict is not None else None
         verdict = verdict or self.judge(last)
         rendered = verdict.shown.rendered
-        own = _pieces_by_message(rendered)
+        own = rendered.pieces_by_message()
         regions = [self._place(rendered, own, turn, plans[turn], is_inner=True) for turn in members[:-1]]
         return self._finish_shown(verdict, last, regions, known)
 
-    def _find_history(self, turns: list[int], *, verify: Verify) -> History | None:
+    def _find_history(self, turns: list[int], *, verify: Verify) -> _History | None:
         """Return the prompt before the last of these turns; None if excerpts cannot replace the conversation."""
         if verify == "all" or len(self._chat) <= SMALL or len(turns) < 2:
             return None
         try:
             chat = self._chat[: turns[-1]]
-            history = History.of(self._renderer.render(chat, self._tools, prompt=True), chat, self._tools)
+            history = _History.of(self._renderer.render(chat, self._tools, prompt=True), chat, self._tools)
         except (TemplateError, Refusal):
             return None
         text = history.rendered.text
         is_alike = is_regular(self._tokenizer, self._renderer) and not has_tested_word(self._renderer, text)
         return history if is_alike else None
 
-    def _judge_excerpt(self, turn: int, expected: Verdict, history: History) -> Verdict | None:
-        """Judge a turn on an excerpt, the messages around it. None if the verdict differs from the skeleton's
-        (`expected`), or if the history shows the turn or the text before it differently."""
+    def _judge_excerpt(self, turn: int, expected: Verdict, history: _History) -> Verdict | None:
+        """Judge a turn on the messages around it; None if skeleton or history show the turn differently."""
         window = self._shapes.window(turn)
         place, chat = window.index(turn), [self._chat[number] for number in window]
         case = Case(self._tokenizer, self._renderer, chat, self._tools, place, is_excerpt=True)
@@ -311,43 +308,35 @@ class Finder:
         text, end = case.prompt.text, max((piece.end for piece in case.prompt.pieces), default=0)
         if last is None or not last.text.startswith(text[:end]):
             return None
-        if text_around(last, place) != text_around(history.rendered, turn):
+        if _text_around(last, place) != _text_around(history.rendered, turn):
             return None
         prompt = history.find_prompt(turn, text[end:])
-        return verdict._replace(shown=move_turn(verdict.shown, prompt, turn), following=None) if prompt else None
+        return verdict._replace(shown=_move_turn(verdict.shown, prompt, turn), following=None) if prompt else None
 
     def _finish_shown(
         self, verdict: Verdict, last: int, regions: list[Region], known: Missing | None = None
     ) -> Located:
         """Build a sequence that ends with a turn, from the render in its verdict."""
-        shown = verdict.shown
-        region = Region(last, shown.prompt, shown.start, shown.end, shown.stop)
-        rendered = shown.rendered
+        shown, rendered = verdict.shown, verdict.shown.rendered
         if verdict.source == "next" and not verdict.is_joined:  # cut off the probe or next message after the turn
             pieces = [piece for piece in rendered.pieces if piece.end <= shown.end and piece.message <= last]
             rendered = Rendered(rendered.text[: shown.end], pieces)
-        located = self.finish(rendered, [*regions, _note(region, verdict)], last + 1, known)
+        located = self.finish(rendered, [*regions, _region_of(last, shown, verdict)], last + 1, known)
         return located._replace(is_joined=verdict.is_joined)
 
     def locate_by_definition(self, turns: list[int]) -> list[Group]:
         """Locate turns by judging each on the whole conversation: slow, but always right."""
         verdicts = {turn: self.judge(turn) for turn in turns}
         groups: list[Group] = []
-        members: list[int] = []
-        for turn, following in itertools.zip_longest(turns, turns[1:]):
-            members.append(turn)
-            verdict = verdicts[turn]
-            if following is not None and verdict.continues and self._is_chain(turn, following):
-                continue
+        for *members, last in self._split(turns, verdicts):
             regions = []
-            for number in members[:-1]:
+            for number in members:
                 shown = verdicts[number].following
-                if shown is None or not verdict.shown.rendered.text.startswith(shown.rendered.text[: shown.end]):
+                text = verdicts[last].shown.rendered.text
+                if shown is None or not text.startswith(shown.rendered.text[: shown.end]):
                     raise Refusal("context_differs", "later prompts do not continue this turn", message=number)
-                region = Region(number, shown.prompt, shown.start, shown.end, shown.stop)
-                regions.append(_note(region, verdicts[number]))
-            groups.append((self._chat[: turn + 1], self._finish_shown(verdict, turn, regions)))
-            members = []
+                regions.append(_region_of(number, shown, verdicts[number]))
+            groups.append((self._chat[: last + 1], self._finish_shown(verdicts[last], last, regions)))
         return groups
 
     def finish(self, rendered: Rendered, regions: list[Region], size: int, known: Missing | None = None) -> Located:
@@ -360,8 +349,7 @@ class Finder:
         return Located(rendered, regions, left_out.dropped, self._probed, left_out.prompt_dropped, left_out.num_images)
 
     def _verify(self, groups: list[Group], *, verify: Verify, joined: bool) -> None:
-        """Compare prompts with those of inference, for all turns or a sample. `joined`: include turns that are joined
-        to their prompts."""
+        """Compare prompts with those of inference; `joined`: also of turns that are joined to their prompts."""
         compared = [located for _, located in groups if joined or not located.is_joined]
         regions = [(located, region) for located in compared for region in located.regions]
         is_long = len(regions) > _VERIFIED
@@ -369,7 +357,9 @@ class Finder:
         every = every or (is_long and not is_regular(self._tokenizer, self._renderer))
         # Not only the last turn was judged on the whole conversation.
         every = every or (joined and self._probed > 1)
-        for located, region in reversed(regions if every else _sample(regions)):
+        if is_long and not every:  # the first, the last, and some between
+            regions = [regions[number * (len(regions) - 1) // (_VERIFIED - 1)] for number in range(_VERIFIED)]
+        for located, region in reversed(regions):
             try:
                 prompt = self._renderer.text(self._chat[: region.message], self._tools, prompt=True)
             except TemplateError as error:
@@ -379,39 +369,39 @@ class Finder:
                 raise _UnlikeShape
 
 
+def _text_around(rendered: Rendered, turn: int) -> str:
+    """Return the text between the messages before a turn and the messages after it."""
+    first = next((number for number, piece in enumerate(rendered.pieces) if piece.message >= turn), 0)
+    start = rendered.pieces[first - 1].end if first else 0
+    return rendered.text[start : next((p.start for p in rendered.pieces[first:] if p.message > turn), None)]
+
+
+def _move_turn(shown: Shown, prompt: Rendered, turn: int) -> Shown:
+    """Append a turn, shown by the render of a shorter conversation, to its prompt in this conversation."""
+    shift = len(prompt.text) - shown.prompt
+    own = tuple(Piece(piece.start + shift, piece.end + shift, turn, piece.field) for piece in shown.own)
+    rendered = Rendered(prompt.text + shown.written, [*prompt.pieces, *own])
+    return shown._replace(
+        rendered=rendered, prompt=len(prompt.text), start=shown.start + shift, end=shown.end + shift, own=own
+    )
+
+
 def _is_rendered(verdict: Verdict) -> bool:
     """Return whether the render of the conversation up to a turn shows its trained text."""
     return verdict.source == "last" and not verdict.is_joined
 
 
-def _note(region: Region, verdict: Verdict) -> Region:
-    return region._replace(rule=verdict.rule, end_added=verdict.end_added, is_declared=verdict.is_declared)
-
-
-def _sample(items: list[_Placed]) -> list[_Placed]:
-    """Return the first, the last, and some between."""
-    size = len(items)
-    if size <= _VERIFIED:
-        return items
-    return [items[number * (size - 1) // (_VERIFIED - 1)] for number in range(_VERIFIED)]
-
-
-def _pieces_by_message(rendered: Rendered) -> dict[int, list[int]]:
-    """Map messages to the indices of their pieces, ascending."""
-    own: dict[int, list[int]] = {}
-    for number, piece in enumerate(rendered.pieces):
-        own.setdefault(piece.message, []).append(number)
-    return own
+def _region_of(turn: int, shown: Shown, verdict: Verdict) -> Region:
+    noted = verdict.rule, verdict.end_added, verdict.is_declared
+    return Region(turn, shown.prompt, shown.start, shown.end, shown.stop, *noted)
 
 
 def _describe(verdict: Verdict, turn: int) -> _Plan:
-    """Read the literals around the turn of a verdict."""
     inner = None if verdict.following is None else _read_literals(verdict.following, turn)
     return _Plan(_forget_renders(verdict), _read_literals(verdict.shown, turn), inner)
 
 
 def _forget_renders(verdict: Verdict) -> Verdict:
-    """Drop the renders of a verdict."""
     empty = Shown(Rendered("", []), 0, 0, 0, None, ())
     return verdict._replace(shown=empty, following=None)
 
@@ -445,7 +435,6 @@ def _read_literals(shown: Shown, turn: int) -> _Literals:
 def _place_turn(rendered: Rendered, own: list[int], turn: int, learnt: _Literals) -> Region | None:
     """Find the turn's literals in the conversation; None if they differ from those of the skeleton."""
     pieces, text = rendered.pieces, rendered.text
-    # The turn's pieces; later ones repeat its text (a call's name in the header of the result).
     size = len(own) - learnt.later
     if size < 0 or bool(size) != bool(learnt.fields):
         return None
@@ -459,7 +448,6 @@ def _place_turn(rendered: Rendered, own: list[int], turn: int, learnt: _Literals
     before = pieces[first - 1].end if first else 0
     after = pieces[beyond].start if beyond < len(pieces) else len(text)
     lead_end = pieces[first].start if size else after
-    # Compare the literals before the turn, at its beginning and after it.
     if text[before:lead_end] != learnt.lead:
         return None
     if learnt.opening and (
@@ -476,9 +464,6 @@ def has_tested_word(renderer: Template, text: str) -> bool:
     """Return whether a conversation contains a plain word that the template tests for; skeletons do not contain it."""
     words = find_tested_words(renderer.source)
     return words is not None and words.search(text) is not None
-
-
-# Properties of a template, tested once on small conversations; and refusals of conversations that it rejects.
 
 
 def is_regular(tokenizer: ChatTokenizer, renderer: Template) -> bool:
@@ -536,16 +521,13 @@ def _template_refusal(renderer: Template, chat: Chat, tools: list[Json] | None, 
 
 
 def _writes_arguments_whole(renderer: Template) -> bool:
-    """Return whether the template writes a call's arguments in one piece."""
     function = {"name": "zqf", "arguments": {"zqa": "zqx", "zqb": 5, "zqc": ["zqy"]}}
     call = {"id": "zq0000000", "type": "function", "function": function}
     for content in ("", None):
         turn = {"role": "assistant", "content": content, "tool_calls": [call]}
-        try:
-            rendered = renderer.render([{"role": "user", "content": "zqu"}, turn], None)
-        except TemplateError:
-            continue
-        texts = [rendered.text[piece.start : piece.end] for piece in rendered.pieces if piece.field == CALL]
-        if texts:
+        rendered = try_render(renderer, [{"role": "user", "content": "zqu"}, turn])
+        pieces = [] if rendered is None else [piece for piece in rendered.pieces if piece.field == CALL]
+        if rendered is not None and pieces:
+            texts = [rendered.text[piece.start : piece.end] for piece in pieces]
             return any("zqa" in text and "zqy" in text for text in texts)
     return False

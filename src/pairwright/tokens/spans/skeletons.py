@@ -15,8 +15,6 @@ import msgspec
 from pairwright.records.messages import Json
 from pairwright.tokens.template.tracked_str import Chat
 
-_encode = msgspec.json.encode
-_decode = msgspec.json.decode
 _HOLE = "\ue000"  # where a placeholder goes
 SMALL = 10  # conversations up to this length are their own window
 _ROLE_ONLY = frozenset({"role", "content"})
@@ -95,7 +93,7 @@ class Shapes:
                 shape[key] = [self._call(call) for call in value]
             else:
                 shape[key] = self._value(value) if key != "role" else value
-        return _encode(shape).decode()
+        return msgspec.json.encode(shape).decode()
 
     def _text(self, text: str) -> str:
         """Replace text with placeholders, except empty or blank text and strings that the template searches for."""
@@ -146,14 +144,13 @@ class Shapes:
 
 
 def build_skeleton(keys: list[Any]) -> Chat:
-    """Build a conversation of these shapes with distinct placeholders."""
     chat: Chat = []
     calls: list[str] = []
     for number, key in enumerate(keys):
         if isinstance(key, tuple):
             chat.append({"role": key[0], "content": _fill_holes(key[1], number)})
             continue
-        message = _decode(_fill_holes(key, number))
+        message = msgspec.json.decode(_fill_holes(key, number))
         if isinstance(message.get("tool_calls"), list):
             calls = [_give_id(call, number, place) for place, call in enumerate(message["tool_calls"])]
         if "tool_call_id" in message:
@@ -164,7 +161,6 @@ def build_skeleton(keys: list[Any]) -> Chat:
 
 
 def _fill_holes(text: str, number: int) -> str:
-    """Fill each hole with a distinct placeholder."""
     first, *rest = text.split(_HOLE)
     return first + "".join(f"zq{number}z{place}z{part}" for place, part in enumerate(rest))
 

@@ -66,21 +66,17 @@ class PrefixEncoder:
 
     def __init__(self, tokenizer: ChatTokenizer, texts: Sequence[str]) -> None:
         self._tokenizer = tokenizer
-        self._texts = texts
-        self._position = -1  # index of the last text
-        if "cuts" not in tokenizer.learnt:
-            tokenizer.learnt["cuts"] = _find_cuts(tokenizer)
-        cuts: _Cuts | None = tokenizer.learnt["cuts"]
-        self._numbers: list[list[int]] = []  # segments of each text; empty if texts are encoded as a whole
+        cuts = tokenizer.learn("cuts", lambda: _find_cuts(tokenizer))
+        self._numbers: dict[str, list[int]] = {}  # segments of each text; empty if texts are encoded as a whole
         if cuts is not None and any(texts):
-            self._encode_segments(cuts)
+            self._encode_segments(texts, cuts)
 
-    def _encode_segments(self, cuts: _Cuts) -> None:
+    def _encode_segments(self, texts: Sequence[str], cuts: _Cuts) -> None:
         numbers: dict[str, int] = {}  # distinct segments
         before: list[str] = []  # segments of the previous text
-        for text in self._texts:
+        for text in texts:
             segments = _split_text(text, cuts, before)
-            self._numbers.append([numbers.setdefault(segment, len(numbers)) for segment in segments])
+            self._numbers[text] = [numbers.setdefault(segment, len(numbers)) for segment in segments]
             before = segments
         encoded = [self._tokenizer.encode(segment) for segment in numbers]
         # Start of each segment in characters and tokens, and the end of the last one.
@@ -89,13 +85,10 @@ class PrefixEncoder:
         # (3, N) ids, starts and ends of the tokens of all segments, relative to their segment.
         self._pool = np.vstack([np.concatenate(column).T for column in zip(*encoded, strict=True)])
 
-    def encode(self) -> Encoded:
-        """Encode the next text as a whole."""
-        self._position += 1
+    def encode(self, text: str) -> Encoded:
         if not self._numbers:
-            text = self._texts[self._position]
             return index_tokens(self._tokenizer, *self._tokenizer.encode(text), is_split=False)
-        numbers = np.array(self._numbers[self._position], np.int64)
+        numbers = np.array(self._numbers[text], np.int64)
         lengths = self._chars[numbers + 1] - self._chars[numbers]  # (S,) characters of each segment
         sizes = self._bounds[numbers + 1] - self._bounds[numbers]  # (S,) tokens of each segment
         self._char_ends, self._token_ends = np.cumsum(lengths, dtype=np.int32), np.cumsum(sizes)
@@ -105,9 +98,8 @@ class PrefixEncoder:
         self._rows[1:] += np.repeat(self._char_ends - lengths, sizes)
         return Encoded(ids.copy(), starts, ends, self._tokenizer.is_control, is_split=False)
 
-    def split(self, cuts: list[int]) -> Encoded:
+    def split(self, text: str, cuts: list[int]) -> Encoded:
         """Encode the last text again, with no token across these positions."""
-        text = self._texts[self._position]
         char, token = 0, 0
         if self._numbers and (number := int(np.searchsorted(self._char_ends, cuts[0], side="left"))):
             char, token = int(self._char_ends[number - 1]), int(self._token_ends[number - 1])
@@ -117,10 +109,6 @@ class PrefixEncoder:
         ids = np.concatenate([self._rows[0, :token], tail[0]])
         offsets = np.concatenate([self._rows[1:, :token].T, tail[1] + np.int32(char)])
         return index_tokens(self._tokenizer, ids, offsets, is_split=True)
-
-    def skip(self) -> None:
-        """Skip the next text, which the caller encodes itself."""
-        self._position += 1
 
 
 def _split_text(text: str, cuts: _Cuts, before: list[str]) -> list[str]:
@@ -151,32 +139,27 @@ def encode_text(
     controls: Controls,
     encoder: PrefixEncoder | None = None,
 ) -> tuple[Encoded, int]:
-    """Encode a rendered conversation, the next text of `encoder`. Also return the number of control tokens that are
-    encoded as text."""
+    """Encode a rendered conversation, a text of `encoder`; also return the number of control tokens encoded as text."""
+    text = rendered.text
     escaped = find_escaped_controls(tokenizer, rendered, regions, controls)
+    edges = [edge for region in regions for edge in (region.start, region.end)] if boundaries == "split" else []
     if escaped:
-        if encoder is not None:
-            encoder.skip()
-        cuts = [edge for region in regions for edge in (region.start, region.end)] if boundaries == "split" else []
-        parts = _encode_in_parts(tokenizer, rendered.text, cuts, escaped)
-        return index_tokens(tokenizer, *parts, is_split=True), len(escaped)
+        return index_tokens(tokenizer, *_encode_in_parts(tokenizer, text, edges, escaped), is_split=True), len(escaped)
     if encoder is not None:
-        encoded = encoder.encode()
+        encoded = encoder.encode(text)
     else:
-        encoded = index_tokens(tokenizer, *tokenizer.encode(rendered.text), is_split=False)
-    if boundaries == "split":
-        cuts = _find_inside(encoded, [edge for region in regions for edge in (region.start, region.end)])
-        if cuts and encoder is not None:
-            return encoder.split(cuts), 0
-        if cuts:
-            return index_tokens(tokenizer, *_encode_in_parts(tokenizer, rendered.text, cuts, []), is_split=True), 0
+        encoded = index_tokens(tokenizer, *tokenizer.encode(text), is_split=False)
+    cuts = _find_inside(encoded, edges) if edges else []
+    if cuts and encoder is not None:
+        encoded = encoder.split(text, cuts)
+    elif cuts:
+        encoded = index_tokens(tokenizer, *_encode_in_parts(tokenizer, text, cuts, []), is_split=True)
     return encoded, 0
 
 
 def index_tokens(
     tokenizer: ChatTokenizer, ids: NDArray[np.int32], offsets: NDArray[np.int32], *, is_split: bool
 ) -> Encoded:
-    """Combine ids (N,) with their offsets (N, 2)."""
     return Encoded(ids, offsets[:, 0], offsets[:, 1], tokenizer.is_control, is_split)
 
 
@@ -213,10 +196,12 @@ def encode_parts(tokenizer: ChatTokenizer, parts: Sequence[Part], *, continues: 
 
 def _adds_prefix(tokenizer: ChatTokenizer) -> bool:
     """Return whether the tokenizer treats the start of a text specially."""
-    if "prefixes" not in tokenizer.learnt:
+
+    def differs() -> bool:
         after, alone = tokenizer.encode("\nhello")[0], tokenizer.encode("hello")[0]
-        tokenizer.learnt["prefixes"] = list(after[-len(alone) :]) != list(alone)
-    return bool(tokenizer.learnt["prefixes"])
+        return list(after[-len(alone) :]) != list(alone)
+
+    return tokenizer.learn("prefixes", differs)
 
 
 def _find_inside(encoded: Encoded, edges: list[int]) -> list[int]:
@@ -251,15 +236,17 @@ def _encode_in_parts(
 
 def _encode_as_text(tokenizer: ChatTokenizer, text: str) -> Offset:
     """Encode with a copy of the tokenizer that has no added tokens."""
-    if "plain" not in tokenizer.learnt:
+
+    def without_added() -> Tokenizer:
         described = json.loads(tokenizer.backend.to_str())
-        described["added_tokens"] = []
-        tokenizer.learnt["plain"] = Tokenizer.from_str(json.dumps(described))
+        return Tokenizer.from_str(json.dumps({**described, "added_tokens": []}))
+
+    plain = tokenizer.learn("plain", without_added)
     # After an anchor, as in `encode_continuation`: offsets of the text count from 1.
-    encoding = tokenizer.learnt["plain"].encode("a" + text, add_special_tokens=False)
+    encoding = plain.encode("a" + text, add_special_tokens=False)
     pairs = [(i, o) for i, o in zip(encoding.ids, encoding.offsets, strict=True) if o[0] >= 1]
     if not pairs or pairs[0][1][0] != 1:  # the anchor merged with the text
-        encoding = tokenizer.learnt["plain"].encode(text, add_special_tokens=False)
+        encoding = plain.encode(text, add_special_tokens=False)
         pairs = [(i, (o[0] + 1, o[1] + 1)) for i, o in zip(encoding.ids, encoding.offsets, strict=True)]
     ids = np.array([pair[0] for pair in pairs], dtype=np.int32)
     return ids, sort_offsets([pair[1] for pair in pairs]) - 1

@@ -55,7 +55,6 @@ SCHEMA = pa.schema(
     ]
 )
 _ARRAYS = ("ids", "mask", "message_index", "paint", "logprobs", "weights")  # columns with a value for each token
-# Columns of the mapped file.
 _MAPPED = ("key", "id", "side", "number", "prompt_length", "num_tokens", *_ARRAYS, "report")
 _decode_report = msgspec.json.Decoder(Report).decode
 
@@ -66,14 +65,26 @@ def write_part(output: Place, rows: list[Json]) -> None:
     _write_parquet(output / f"sequences-{new_segment_id()}.parquet", pa.Table.from_arrays(columns, schema=SCHEMA))
 
 
+def sequence_row(key: str, name: str, side: str, sequence: Sequence, number: int = 0) -> Json:
+    """Return a sequence of the item `name` as a row for `write_part`."""
+    return {
+        "key": key,
+        "id": name,
+        "side": side,
+        "number": number,
+        "num_tokens": len(sequence),
+        "num_trained": sequence.num_trained,
+        **{column: getattr(sequence, column) for column in _ARRAYS},
+        "report": msgspec.json.encode(sequence.report).decode(),
+    }
+
+
 def write_items(output: Place, keys: list[str]) -> None:
     """Record the keys of the last run's items, in source order."""
     _write_parquet(output / ITEMS, pa.table({"key": pa.array(keys, pa.string())}))
 
 
 def scan_cache(output: Place) -> pl.LazyFrame:
-    """Scan the rows of all runs."""
-    # The empty table provides the schema for a folder without parts.
     empty = pl.DataFrame(SCHEMA.empty_table()).lazy()
     # Diagonal: a part written before a column existed gets nulls.
     return pl.concat([empty, *(scan_parquet(part, SCHEMA) for part in _list_parts(output))], how="diagonal")
@@ -98,23 +109,18 @@ def list_refusals(output: Place, where: pl.Expr | None = None) -> list[tuple[str
 
 class CachedPairs:
     """The encoded pairs of the last run, without refused ones, by position. Their arrays are read-only views of a
-    mapped file; collators copy them.
-
-    ids              ids of the pairs, in source order
-    lengths          (N, 2) tokens of the chosen and the rejected side
-    prompt_lengths   (N,) tokens that both sides share
-    """
+    mapped file; collators copy them."""
 
     def __init__(self, output: Path) -> None:
         self._rows = _Rows(output)
-        sides = [self._side(name) for name in ("chosen", "rejected")]
+        sides = [self._rows.frame.filter(pl.col("side") == name) for name in ("chosen", "rejected")]
         # Both sides of a pair have the `place` of its item in the source.
         frame = sides[0].join(sides[1], on="place", how="inner", maintain_order="left", suffix="_rejected")
         if not frame.height and self._rows.frame.height:
             raise TableError(f"{output}: {self._rows.frame.height:,} sequences but no pairs: encode a folder of pairs")
-        self.ids: list[str] = frame["id"].to_list()
-        self.lengths: Array = frame.select("num_tokens", "num_tokens_rejected").to_numpy()
-        self.prompt_lengths: Array = frame["prompt_length"].to_numpy()
+        self.ids: list[str] = frame["id"].to_list()  # in source order
+        self.lengths: Array = frame.select("num_tokens", "num_tokens_rejected").to_numpy()  # (N, 2)
+        self.prompt_lengths: Array = frame["prompt_length"].to_numpy()  # (N,) tokens that both sides share
         # (N, 2) rows of both sides in the mapped file.
         self._places: Array = frame.select("row", "row_rejected").to_numpy()
 
@@ -128,22 +134,15 @@ class CachedPairs:
     def __iter__(self) -> Iterator[EncodedPair]:
         return (self[position] for position in range(len(self)))
 
-    def _side(self, name: str) -> pl.DataFrame:
-        return self._rows.frame.filter(pl.col("side") == name)
-
 
 class CachedSequences:
-    """The sequences of one side ("" for runs) by position, read lazily.
-
-    ids       ids of their items, in source order; an item may have several sequences
-    lengths   (N,) tokens of each sequence
-    """
+    """The sequences of one side ("" for runs) by position, read lazily."""
 
     def __init__(self, output: Path, side: str = "") -> None:
         self._rows = _Rows(output)
         frame = self._rows.frame.filter(pl.col("side") == side)
-        self.ids: list[str] = frame["id"].to_list()
-        self.lengths: Array = frame["num_tokens"].to_numpy()
+        self.ids: list[str] = frame["id"].to_list()  # of items, in source order; an item may have several sequences
+        self.lengths: Array = frame["num_tokens"].to_numpy()  # (N,)
         self._places: Array = frame["row"].to_numpy()
 
     def __len__(self) -> int:
@@ -249,9 +248,16 @@ def _write_parquet(path: Place, table: pa.Table) -> None:
         pq.write_table(table, temporary, compression="zstd", compression_level=1)
 
 
-# The manifest: counts of the items of one source, from the cache.
-
-_LOSSES = {
+# What sequences lack: field of a report -> name of its count, and the name in words.
+LOSSES = {
+    "dropped": "with_dropped_content",
+    "prompt_dropped": "with_dropped_prompt_content",
+    "images": "with_images_left_out",
+    "left_out": "with_turns_left_out",
+    "added_tokens": "with_added_tokens",
+    "declared": "with_declared_turns",
+}
+_IN_WORDS = {
     "with_dropped_content": "lack text or calls that the model generated: the chat template does not render them",
     "with_dropped_prompt_content": "lack text, calls or tool schemas of the prompt: the chat template does not render "
     "them",
@@ -279,7 +285,6 @@ def count_items(output: Place, keys: list[str], num_cached: int) -> dict[str, An
     lengths = good["num_tokens"]
     reports = [msgspec.json.decode(text) for text in good["report"].to_list()]
     per_item = good.group_by("key", "side").len()["len"]  # more than one: the template rewrites history
-    # A refused item has exactly one row.
     num_encoded = wanted.height - int(rows.height - good.height)
     inexact = {
         key
@@ -303,11 +308,8 @@ def count_items(output: Place, keys: list[str], num_cached: int) -> dict[str, An
         "turns_with_value": sum(one[2] is not None for report in reports for one in report.get("credit", ())),
         "unstopped": sum(bool(report.get("unstopped")) for report in reports),
         "truncated": sum(report.get("truncated", 0) > 0 for report in reports),
-        "with_dropped_content": sum(bool(report.get("dropped")) for report in reports),
-        "with_dropped_prompt_content": sum(bool(report.get("prompt_dropped")) for report in reports),
+        **{name: sum(bool(report.get(field)) for report in reports) for field, name in LOSSES.items()},
         "added_tokens": sum(report.get("added_tokens", 0) for report in reports),
-        "with_added_tokens": sum(bool(report.get("added_tokens")) for report in reports),
-        "with_declared_turns": sum(bool(report.get("declared")) for report in reports),
         "turns_by_rule": _count_values(str(rule) for report in reports for rule in report.get("rules", ())),
         "modes": _count_values(
             ", ".join(f"{name}={value}" for name, value in report["mode"].items())
@@ -315,8 +317,6 @@ def count_items(output: Place, keys: list[str], num_cached: int) -> dict[str, An
             if report.get("mode")
         ),
         "dropped_fields": _count_fields(reports),
-        "with_images_left_out": sum(report.get("images", 0) > 0 for report in reports),
-        "with_turns_left_out": sum(bool(report.get("left_out")) for report in reports),
         "tokens": tokens,
         "trained_tokens": trained,
         "trained_share": trained / tokens if tokens else 0.0,
@@ -330,7 +330,6 @@ def count_items(output: Place, keys: list[str], num_cached: int) -> dict[str, An
 
 
 def _count_credit(sides: list[str], reports: list[Json]) -> dict[str, dict[str, int]]:
-    """Count verdicts on turns by side ("runs", "chosen", "rejected"); empty if no sequence has credit."""
     counts: dict[str, Counter[str]] = {}
     for side, report in zip(sides, reports, strict=True):
         for _, verdict, _, _ in report.get("credit", ()):
@@ -357,7 +356,7 @@ def describe_losses(manifest: dict[str, Any]) -> list[str]:
     if refused := manifest.get("refused"):
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in refused.items())
         lines.append(f"{sum(refused.values()):,} of {manifest['items']:,} items are refused: {reasons}")
-    for name, text in _LOSSES.items():
+    for name, text in _IN_WORDS.items():
         if count := manifest.get(name, 0):
             lines.append(f"{count:,} of {manifest['sequences']:,} sequences {text}")
     if fields := manifest.get("dropped_fields"):

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
+from pairwright.tokens.encode import encode_turns
 from pairwright.tokens.encode_options import EncodeOptions
-from pairwright.tokens.encode_turns import encode_turns
 from pairwright.tokens.message_dialect import adapt_records, find_forms
 from pairwright.tokens.refusals import Refusal, TemplateError
 from pairwright.tokens.spans.regions import is_regular
@@ -35,28 +35,21 @@ class Quirk(msgspec.Struct, frozen=True):
 
 
 class TemplateCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of testing a template.
-
-    is_supported  a conversation of user and assistant gives an exact mask
-    cases         small conversations with their results; `num_exact` are exact, `num_single` of these as one sequence
-    drops         field -> number of cases in which the template does not render it
-    settings      variables that the template reads, tried one by one; `advice` is the best one if it helps
-    example       a conversation, split at the mask: (text, is trained)
-    """
+    """The result of testing a template."""
 
     template: str
-    is_supported: bool
+    is_supported: bool  # a conversation of user and assistant gives an exact mask
     supports_tools: bool
     stops: tuple[str, ...]
     arguments: str
     cases: tuple[CaseCheck, ...]
-    num_exact: int
-    num_single: int
-    drops: dict[str, int]
-    settings: tuple[Setting, ...]
-    advice: Setting | None
+    num_exact: int  # cases that are exact
+    num_single: int  # exact cases that are one sequence
+    drops: dict[str, int]  # field -> number of cases in which the template does not render it
+    settings: tuple[Setting, ...]  # variables that the template reads, tried one by one
+    advice: Setting | None  # the best setting if it helps
     quirks: tuple[Quirk, ...]
-    example: tuple[tuple[str, bool], ...]
+    example: tuple[tuple[str, bool], ...]  # a conversation, split at the mask: (text, is trained)
 
 
 def check_template(tokenizer: Any, *, try_variables: bool = False) -> TemplateCheck:
@@ -115,7 +108,6 @@ def _check_cases(cases: tuple[CaseCheck, ...]) -> list[Quirk]:
 
 
 def _check_renders(tokenizer: ChatTokenizer) -> list[Quirk]:
-    """List messages that the template refuses or does not render."""
     quirks = []
     for name, (messages, word) in PROBES.items():
         try:
@@ -133,11 +125,9 @@ def _example(tokenizer: ChatTokenizer, *, supports_tools: bool) -> tuple[tuple[s
     question, *_, answer = EXAMPLE
     messages, tools = (EXAMPLE, [TOOL]) if supports_tools else ((question, answer), None)
     try:
-        # The last sequence has the longest context.
         sequence = encode_turns(tokenizer, messages, tools, EncodeOptions(allow_dropped=True))[-1]
     except Refusal:
         return ()
     tokens = zip(sequence.ids, sequence.mask, strict=True)
-    # Runs of trained and untrained tokens, each decoded as a whole.
     runs = itertools.groupby(tokens, key=lambda item: bool(item[1]))
     return tuple((tokenizer.decode([token for token, _ in group]), trained) for trained, group in runs)

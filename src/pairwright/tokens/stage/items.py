@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from pairwright.config.sections import CreditConfig, TokensConfig
+from pairwright.config.sections import TokensConfig
 from pairwright.errors import TableError
 from pairwright.generate.template_variables import KEY
 from pairwright.pairs.decisions.turn_votes import TurnVotes, read_turn_votes
@@ -52,25 +52,22 @@ _tools_of = msgspec.json.Decoder(tuple[Json, ...]).decode
 
 
 class Item(msgspec.Struct, frozen=True):
-    """An experience, or the two sides of a preference; `key` identifies it in the cache.
+    """An experience, or the two sides of a preference."""
 
-    `sources` are the experiences with the recorded ids of the sides, `cut` marks the sides that were cut short, `info`
-    has the template variables of a pair, `uids` are the experience ids of the sides. `facts` has the turn facts of the
-    experience or of both sides: empty if no rule reads them, None for a side whose run has changed. `recorded` are
-    prompt and sides as recorded, if tools are written as text in `prompt`, `chosen` and `rejected`."""
-
-    key: str
+    key: str  # identifies the item in the cache
     id: str
     experience: Experience | None = None
     prompt: tuple[Message, ...] = ()
     tools: tuple[Json, ...] = ()
     chosen: tuple[Message, ...] = ()
     rejected: tuple[Message, ...] = ()
-    sources: tuple[Experience | None, Experience | None] = (None, None)
-    cut: tuple[bool, bool] = (False, False)
-    info: Json = {}
-    uids: tuple[str, str] = ("", "")
+    sources: tuple[Experience | None, Experience | None] = (None, None)  # those with recorded ids of the sides
+    cut: tuple[bool, bool] = (False, False)  # sides that were cut short
+    info: Json = {}  # has the template variables of a pair
+    uids: tuple[str, str] = ("", "")  # experience ids of the sides
+    # Of the experience or of both sides: empty if no rule reads them, None for a side whose run has changed.
     facts: tuple[TurnFacts | None, ...] = ()
+    # Prompt and sides as recorded, if tools are written as text in `prompt`, `chosen` and `rejected`.
     recorded: tuple[tuple[Message, ...], tuple[Message, ...], tuple[Message, ...]] | None = None
 
 
@@ -79,46 +76,34 @@ def pair_variables(item: Item) -> Json:
     if REJECTED_KEY in item.info:
         left, right = item.info.get(KEY), item.info[REJECTED_KEY]
         raise Refusal("prompts_differ", f"the sides have different template variables: {left!r}, {right!r}")
-    # Recorded ids are not rendered, so the variables have no effect.
     if all(source is not None and source.tokens is not None for source in item.sources):
         return {}
     return record_variables(item.info)
 
 
 class Source:
-    """An experience table or a folder of pairs. `experience` names the tables that the pairs were built from, if they
-    were moved. With `use_recorded` False, recorded ids are ignored. With `credit` or `use_errors`, items have the
-    credit or the error sites of their runs."""
+    """An experience table or a folder of pairs, read as these options need it: with recorded ids, and with the credit
+    or the error sites of runs. Without `salt`, keys are not those of a cache."""
 
-    def __init__(
-        self,
-        path: Place,
-        *,
-        salt: str,
-        experience: tuple[str, ...] = (),
-        use_recorded: bool = True,
-        use_variables: bool = True,
-        credit: CreditConfig | None = None,
-        use_errors: bool = False,
-    ) -> None:
-        self.path = path
-        self._credit, self._uses_facts = credit, credit is not None or use_errors
-        self._use_variables = use_variables
+    def __init__(self, path: Place, options: TokensConfig, *, salt: str = "") -> None:
+        self.path, self._salt = path, salt
+        self._credit = options.credit if options.uses_credit else None
+        self._uses_facts = options.uses_credit or options.train_turns == "after-error"
+        self._use_variables, self._use_recorded = options.record_kwargs == "use", options.recorded == "use"
         self.is_pairs = (path / FILE_NAME).exists()
         if not self.is_pairs and not (path / "table.json").exists():
             raise TableError(f"{path}: neither an experience table nor pairs")
-        self._salt, self._use_recorded = salt, use_recorded
         self._tables: list[Table] = []
         self._recorded: dict[str, str] = {}  # id of a side -> id of the row that holds its recorded ids
-        if self.is_pairs and (use_recorded or self._uses_facts):
-            self._tables = source_tables(path, experience)
-        if self.is_pairs and use_recorded:
+        if self.is_pairs and (self._use_recorded or self._uses_facts):
+            self._tables = source_tables(path, options.experience)
+        if self.is_pairs and self._use_recorded:
             self._recorded = _find_rows(self._tables, self._sides(only_recorded=True), only_recorded=True)
         self._runs: dict[str, str] = {}  # id of a side -> id of the row of its run, if facts are needed
         if self.is_pairs and self._uses_facts:
             self._runs = _find_rows(self._tables, self._sides(only_recorded=False), only_recorded=False)
         self._votes: TurnVotes = {}
-        if credit is not None and "votes" in credit.sources:
+        if self._credit is not None and "votes" in self._credit.sources:
             for folder in [table.path for table in self._tables] if self.is_pairs else [path]:
                 self._votes |= read_turn_votes(folder)
 
@@ -136,11 +121,7 @@ class Source:
 
     def imported_at(self) -> datetime | None:
         """Return the creation time of the experience table, or of the first table that the pairs were built from."""
-        if self.is_pairs:
-            tables = self._tables or source_tables(self.path, ())
-            folders = [table.path for table in tables]
-        else:
-            folders = [self.path]
+        folders = [table.path for table in source_tables(self.path, ())] if self.is_pairs else [self.path]
         times = (parse_time(read_marker(folder).get("created")) for folder in folders)
         return next(filter(None, times), None)
 
@@ -153,13 +134,12 @@ class Source:
         )
 
     def keys(self) -> Iterator[str]:
-        """Yield the keys of all items, in source order."""
         if self.is_pairs:
-            for batch in pair_batches(self.path, list(_PAIR_KEY)):
-                yield from map(self._pair_key, batch.to_pylist())
+            batches, make_key = pair_batches(self.path, list(_PAIR_KEY)), self._pair_key
         else:
-            for batch in Table(self.path, create=False).scan(columns=list(_EXPERIENCE_KEY)):
-                yield from map(self._key, batch.to_pylist())
+            batches, make_key = Table(self.path, create=False).scan(columns=list(_EXPERIENCE_KEY)), self._key
+        for batch in batches:
+            yield from map(make_key, batch.to_pylist())
 
     def items(self, known: set[str]) -> Iterator[Item]:
         """Yield the items with unknown keys, each key once."""
@@ -194,7 +174,6 @@ class Source:
     def _experiences(self, known: set[str]) -> Iterator[Item]:
         for batch in Table(self.path, create=False).scan():
             keys = [self._key(row) for row in batch.select(_EXPERIENCE_KEY).to_pylist()]
-            # Decode only rows that are not in the cache.
             fresh = np.array([key not in known for key in keys], bool)
             wanted = [key for key in keys if key not in known]
             for key, experience in zip(wanted, from_batch(batch.filter(pa.array(fresh))), strict=True):
@@ -214,7 +193,6 @@ class Source:
             for row in batch.to_pylist():
                 if (key := self._pair_key(row)) not in known:
                     fresh.setdefault(key, row)
-            # Experiences with recorded ids are read once for all pairs of the batch.
             uids = [row[f"{side}_uid"] for row in fresh.values() for side in _SIDES]
             experiences = self._fetch({self._recorded[uid] for uid in uids if uid in self._recorded})
             runs = self._fetch({self._runs[uid] for uid in uids if uid in self._runs}, only_recorded=False)
@@ -267,7 +245,6 @@ class Source:
         return None
 
     def _fetch(self, uids: set[str], *, only_recorded: bool = True) -> dict[str, Experience]:
-        """Read the experiences with these ids."""
         experiences: dict[str, Experience] = {}
         for table in self._tables if uids else ():
             rows = table.lazy().filter(pl.col("uid").is_in(sorted(uids)))
@@ -301,8 +278,7 @@ def _shift_facts(facts: TurnFacts, by: int) -> TurnFacts:
 
 
 def _find_rows(tables: Sequence[Table], uids: pl.Series, *, only_recorded: bool) -> dict[str, str]:
-    """Map these ids (or only those with recorded tokens) to the ids of their rows. The sides of a preference have their
-    own ids, but share its row."""
+    """Map ids (or those with recorded tokens) to their rows; the sides of a preference share its row."""
     rows: dict[str, str] = {}
     for table in tables:
         frame = table.lazy().filter(pl.col("num_tokens").is_not_null()) if only_recorded else table.lazy()
@@ -314,9 +290,6 @@ def _find_rows(tables: Sequence[Table], uids: pl.Series, *, only_recorded: bool)
             eids = (msgspec.json.decode(side).get("eid") for side in sides)
             rows |= {EID(*eid).uid: uid for eid in eids if eid is not None}
     return rows
-
-
-# Encode pairs with the options of the stage: template variables of their records, tools as text, selected turns.
 
 
 Result = EncodedPair | TokensError

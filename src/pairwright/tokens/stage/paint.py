@@ -14,8 +14,6 @@ from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
 
 
 class Look(NamedTuple):
-    """The name of a kind of token, and its style in a terminal."""
-
     name: str
     style: str
 

@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 import polars as pl
 
+from pairwright.config.sections import TokensConfig
 from pairwright.errors import PairwrightError, TableError
+from pairwright.tokens.encode import encode_turns
 from pairwright.tokens.encode_options import DEFAULT, EncodeOptions
 from pairwright.tokens.encode_pairs import encode_pair
-from pairwright.tokens.encode_turns import encode_turns
 from pairwright.tokens.hints import Hinter
 from pairwright.tokens.recorded import encode_experience
 from pairwright.tokens.refusals import TokensError
@@ -78,8 +79,7 @@ def _preview_source(
     path: Path, tokenizer: ChatTokenizer, name: str | None, options: EncodeOptions, *, hints: Hinter | None
 ) -> Iterator[Result]:
     try:
-        # No salt: keys are not looked up in a cache here.
-        source = Source(path, salt="")
+        source = Source(path, TokensConfig())
     except TableError:
         raise TableError(f"{path}: expected cached sequences, an experience table, pairs, or a file") from None
     num_refused = 0
@@ -128,7 +128,6 @@ def _preview_hinted(tokenizer: ChatTokenizer, item: Item, options: EncodeOptions
 
 def _preview_file(path: Path, tokenizer: ChatTokenizer, options: EncodeOptions) -> Iterator[Result]:
     for number, value in enumerate(_values(path), start=1):
-        # A bare list of messages is a conversation without tools.
         chat = {"messages": value} if isinstance(value, list) else value
         messages = chat.get("messages") if isinstance(chat, dict) else None
         if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):

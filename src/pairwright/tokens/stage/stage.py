@@ -1,8 +1,6 @@
 """The tokens stage: encodes an experience table or pairs as cached sequences with a manifest; `Encoded` is its result.
 
-    OUT/sequences-<id>.parquet   one row per sequence, or a refusal (see cache.py)
-    OUT/items.parquet            keys of the last run's items, in source order
-    OUT/manifest.json            counts, lengths, share of trained tokens, versions
+    OUT/manifest.json    counts, lengths, share of trained tokens, versions; the other files: cache.py
 
 A row's key hashes the content, the tokenizer, the template and the options, so nothing is encoded twice: running the
 same command again encodes only new items. A refusal is also a row, with its reason.
@@ -37,8 +35,16 @@ from pairwright.tokens.encode_options import EncodeOptions
 from pairwright.tokens.encode_pairs import EncodedPair
 from pairwright.tokens.recorded import encode_experience
 from pairwright.tokens.refusals import Refusal, TokensError
-from pairwright.tokens.sequence import Sequence, name_record, truncate, weigh_turns
-from pairwright.tokens.stage.cache import ITEMS, CachedPairs, count_items, scan_cache, write_items, write_part
+from pairwright.tokens.sequence import truncate, weigh_turns
+from pairwright.tokens.stage.cache import (
+    ITEMS,
+    CachedPairs,
+    count_items,
+    scan_cache,
+    sequence_row,
+    write_items,
+    write_part,
+)
 from pairwright.tokens.stage.items import Item, Source, encode_pair_items
 from pairwright.tokens.tokenizer import ChatTokenizer, choose_template, load_tokenizer
 from pairwright.tokens.tokenizer_files import FILES, find_folder, find_tiktoken_files
@@ -69,17 +75,15 @@ def encode_source(
     encodes into a folder.
     """
     with claim_folder(output, "items.parquet", work="tokens"):
-        return encode_into(source, output, options, num_workers=num_workers, engine=engine, progress=progress)
+        return encode_into(source, output, options, progress, engine or (Pool(num_workers) if num_workers else None))
 
 
 def encode_into(
     source: Place,
     output: Place,
     options: TokensConfig,
-    *,
-    num_workers: int | None = None,
+    progress: Callable[[int, int], None],
     engine: Engine | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
     """Like `encode_source`, in a folder that the caller has already claimed (as training does)."""
     if options.tokenizer is None:
@@ -91,12 +95,10 @@ def encode_into(
     tokenizer_hash = hash_tokenizer(options)
     read = open_source(source, tokenizer_hash, options)
     output.mkdir(parents=True, exist_ok=True)
-    # Keys in the cache, of any run.
     known = set(scan_cache(output).select("key").collect()["key"].to_list())
     keys = list(read.keys())
-    # Progress starts at the number of cached items.
     done = num_cached = len(known.intersection(keys))
-    engine = engine or Pool(num_workers or options.workers or os.cpu_count() or 1)
+    engine = engine or Pool(options.workers or os.cpu_count() or 1)
     for rows in engine.map(partial(encode_items, options=options), _split_tasks(read.items(known))):
         # One file per task: an interrupted run keeps its encoded items.
         write_part(output, rows)
@@ -117,27 +119,18 @@ def fix_clock(source: Place, tokenizer: ChatTokenizer, options: TokensConfig) ->
     """Set the time that the template prints; unchanged if it prints none."""
     if options.clock is not None or not tokenizer.reads_clock:
         return options
-    imported = Source(source, salt="", use_recorded=False).imported_at()
+    imported = Source(source, TokensConfig(recorded="ignore")).imported_at()
     return options.model_copy(update={"clock": (imported or FIXED).isoformat()})
 
 
 def open_source(source: Place, tokenizer_hash: str, options: TokensConfig) -> Source:
-    """Open the items of a table, with keys for this tokenizer and these options."""
     functions = fingerprint_function(options.train_turns, "pairwright.train_turns")
     functions += fingerprint_function(options.credit.function, "pairwright.credit")
-    return Source(
-        source,
-        salt=content_hash(_VERSION, tokenizer_hash, options.content(), *functions),
-        experience=options.experience,
-        use_recorded=options.recorded == "use",
-        use_variables=options.record_kwargs == "use",
-        credit=options.credit if options.uses_credit else None,
-        use_errors=options.train_turns == "after-error",
-    )
+    return Source(source, options, salt=content_hash(_VERSION, tokenizer_hash, options.content(), *functions))
 
 
 def hash_tokenizer(options: TokensConfig) -> str:
-    """Hash the tokenizer of the options (128 bits), and their chat template and grammar if set."""
+    """Hash the tokenizer of the options, and their chat template and grammar if set."""
     folder = str(options.tokenizer)
     digest = folder_hash(find_folder(folder))
     more = [] if options.chat_template is None else [choose_template(folder, options.chat_template)]
@@ -185,7 +178,6 @@ def _loaded_key(options: TokensConfig) -> str:
 
 
 def encode_items(items: list[Item], options: TokensConfig) -> list[Json]:
-    """Encode items as rows: one per sequence, or one with the refusal."""
     key = _loaded_key(options)
     if key not in _loaded:
         _loaded[key] = load_tokenizer(options)
@@ -202,11 +194,11 @@ def encode_items(items: list[Item], options: TokensConfig) -> list[Json]:
         if isinstance(encoded, TokensError):
             rows.append(_refusal_row(item, encoded))
             continue
-        chosen, rejected = map(name_record, (encoded.chosen, encoded.rejected), item.uids)
-        chosen = weigh_turns(chosen, item.prompt + item.chosen)
-        rejected = weigh_turns(rejected, item.prompt + item.rejected)
+        chosen = weigh_turns(encoded.chosen.with_report(uid=item.uids[0]), item.prompt + item.chosen)
+        rejected = weigh_turns(encoded.rejected.with_report(uid=item.uids[1]), item.prompt + item.rejected)
         sides = ("chosen", chosen), ("rejected", rejected)
-        rows += [_row(item, side, 0, sequence) | {"prompt_length": encoded.prompt_length} for side, sequence in sides]
+        length = {"prompt_length": encoded.prompt_length}
+        rows += [sequence_row(item.key, item.id, side, sequence) | length for side, sequence in sides]
     return rows
 
 
@@ -218,33 +210,13 @@ def _experience_rows(tokenizer: ChatTokenizer, item: Item, experience: Experienc
     if options.max_length is not None:
         cut = (options.max_length, options.truncation)
         sequences = [truncate(sequence, *cut, keep_first=options.keep_first) for sequence in sequences]
-    return [_row(item, "", number, sequence) for number, sequence in enumerate(sequences)]
+    return [sequence_row(item.key, item.id, "", sequence, number) for number, sequence in enumerate(sequences)]
 
 
 def _refusal_row(item: Item, error: TokensError) -> Json:
     reason = error.reason if isinstance(error, Refusal) else "template_error"
     return {"key": item.key, "id": item.id, "side": "", "refusal": reason, "detail": str(error)}
 
-
-def _row(item: Item, side: str, number: int, sequence: Sequence) -> Json:
-    return {
-        "key": item.key,
-        "id": item.id,
-        "side": side,
-        "number": number,
-        "num_tokens": len(sequence),
-        "num_trained": sequence.num_trained,
-        "ids": sequence.ids,
-        "mask": sequence.mask,
-        "message_index": sequence.message_index,
-        "paint": sequence.paint,
-        "logprobs": sequence.logprobs,
-        "weights": sequence.weights,
-        "report": msgspec.json.encode(sequence.report).decode(),
-    }
-
-
-# The result of the stage: `Encoded` for Python, and checks for training on existing sequences.
 
 MANIFEST = "manifest.json"
 SPLITS = ("train", "validation", "all")
@@ -350,7 +322,6 @@ class Encoded:
     @cached_property
     def _splits(self) -> dict[str, str]:
         source = place(self.manifest["source"])
-        # Rows (id, split).
         rows = (zip(*batch.to_pydict().values(), strict=True) for batch in pair_batches(source, ["id", "split"]))
         return {name: split for batch in rows for name, split in batch}
 
@@ -411,7 +382,6 @@ def source_folder(source: "Pairs | Table | str | os.PathLike[str]") -> Place:
 
 
 def read_manifest(tokens: Path) -> Json:
-    """Read the manifest that `pairwright tokens` wrote."""
     if not (tokens / ITEMS).is_file() or not (tokens / MANIFEST).is_file():
         raise TableError(
             f"{tokens}: expected a folder of sequences ({ITEMS}, {MANIFEST}); make one with: "
@@ -487,24 +457,18 @@ def read_encoded(source: Path, tokens: Path, options: TokensConfig) -> Json:
     read = open_source(source, tokenizer_hash, options)
     encoded = set(pl.read_parquet(tokens / ITEMS)["key"].to_list())
     keys = set(read.keys())
-    # A pair's key depends on its recorded ids; without the experience table, only the ids of pairs can be compared.
-    lacks_table = keys != encoded and read.is_pairs and read.lacks_recorded()
-    if keys == encoded or (lacks_table and _read_pair_ids(source) == _read_encoded_ids(tokens)):
+    if keys == encoded:
         return manifest
+    if read.is_pairs and read.lacks_recorded():
+        # A pair's key depends on its recorded ids; without the experience table, only the ids of pairs can be compared.
+        pairs = {name for batch in pair_batches(source, ["id"]) for name in batch.column("id").to_pylist()}
+        last_run = scan_cache(tokens).join(pl.scan_parquet(tokens / ITEMS), on="key", how="semi")
+        if pairs == set(last_run.select("id").collect()["id"].to_list()):
+            return manifest
     raise TableError(
         f"{tokens}: not the current sequences of {source}: {len(keys - encoded):,} of its {len(keys):,} items are not "
         f"among them, {len(encoded - keys):,} are of other items: {again}"
     )
-
-
-def _read_pair_ids(pairs: Path) -> set[str]:
-    return {name for batch in pair_batches(pairs, ["id"]) for name in batch.column("id").to_pylist()}
-
-
-def _read_encoded_ids(tokens: Path) -> set[str]:
-    """Read the ids of the last run's items. A pair's id is a hash of its content."""
-    keys = pl.scan_parquet(tokens / ITEMS)
-    return set(scan_cache(tokens).join(keys, on="key", how="semi").select("id").collect()["id"].to_list())
 
 
 def _encode_again(tokens: Path, manifest: Json, tokenizer: str | None = "DIR") -> str:

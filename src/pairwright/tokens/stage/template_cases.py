@@ -14,8 +14,8 @@ from jinja2 import nodes
 
 from pairwright.generate.template_variables import list_variables
 from pairwright.records.messages import Json, Message, ToolCall
+from pairwright.tokens.encode import encode_turns
 from pairwright.tokens.encode_options import EncodeOptions
-from pairwright.tokens.encode_turns import encode_turns
 from pairwright.tokens.refusals import WAY_OUT, Refusal, TokensError
 from pairwright.tokens.template.environment import ChatEnvironment
 from pairwright.tokens.tokenizer import ChatTokenizer
@@ -93,22 +93,17 @@ PROBES: dict[str, tuple[tuple[Message, ...], str]] = {
 
 
 class CaseCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The result of a case: the number of sequences, or 0 and the refusal's reason, turn and detail.
-
-    dropped    (message, field) of trained turns that the template does not render
-    unstopped  turns that end without a stop token
-    added      number of added tokens and of turns written by a declared row
-    """
+    """The result of a case: the number of sequences, or 0 and the refusal's reason, turn and detail."""
 
     name: str
     num_sequences: int = 0
     reason: str = ""
     message: int | None = None
     detail: str = ""
-    dropped: tuple[tuple[int, str], ...] = ()
-    prompt_dropped: tuple[tuple[int, str], ...] = ()
-    unstopped: tuple[int, ...] = ()
-    added: int = 0
+    dropped: tuple[tuple[int, str], ...] = ()  # (message, field) of trained turns that is not rendered
+    prompt_dropped: tuple[tuple[int, str], ...] = ()  # the same of other messages
+    unstopped: tuple[int, ...] = ()  # turns that end without a stop token
+    added: int = 0  # number of added tokens and of turns written by a declared row
     stops: tuple[str, ...] = ()
 
     @property
@@ -165,7 +160,6 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 def try_cases(tokenizer: ChatTokenizer) -> tuple[CaseCheck, ...]:
-    """Test every case with this tokenizer's template."""
     return tuple(_try_case(tokenizer, name, messages) for name, messages in CASES.items())
 
 
@@ -199,7 +193,6 @@ def count_dropped(cases: tuple[CaseCheck, ...]) -> dict[str, int]:
 
 
 def count_exact(cases: tuple[CaseCheck, ...]) -> tuple[int, int]:
-    """Count exact cases, and how many of these are one sequence."""
     exact = [case for case in cases if case.is_exact]
     return len(exact), sum(case.num_sequences == 1 for case in exact)
 

@@ -161,7 +161,6 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         tree = super()._parse(source, name, filename)
         for loop in tree.find_all(jinja2.nodes.For):
             _leave_early(loop)
-            # Every iteration reads `environment.tick` first.
             loop.body.insert(0, jinja2.nodes.ExprStmt(jinja2.nodes.EnvironmentAttribute("tick")))
         return tree
 
@@ -183,7 +182,7 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def print_value(self, value: Any) -> str:
         """What `{{ value }}` prints."""
-        return value if type(value) is Owned or isinstance(value, str) else self.text_of(value)
+        return value if isinstance(value, str) else self.text_of(value)
 
     def _concat(self, parts: Iterable[str]) -> str:
         # Check limits every 1024 chunks: a template may print endlessly.
@@ -194,8 +193,6 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             self.limits.charge(len(chunk) + sum(map(len, chunk)))
             collected += chunk
         return join(collected) if self.tracking else "".join(collected)
-
-    # Text built with `format`, `%`, `join`, `replace`: the same text as Python's, with owners and bounded size.
 
     def text_of(self, value: Any) -> str:
         """`str(value)` with provenance, of bounded size."""
@@ -235,7 +232,6 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if isinstance(values, dict):
             self.limits.charge(len(pattern) * 8)
         items = values if isinstance(values, tuple) else (values,)
-        # Only bare `%s` fields: join literals and values, so that every value keeps its owner.
         literals = str.__str__(pattern).split("%s")
         if len(literals) == len(items) + 1 and not any("%" in literal for literal in literals):
             parts = [literals[0]]
@@ -389,8 +385,7 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return self.percent(self.text_of(value), kwargs or args)
 
     def _counting(self, function: Callable[..., Any], *, keeps_owner: bool, sized: bool) -> Callable[..., Any]:
-        """Wrap a filter to charge its results. `keeps_owner`: text of one owner keeps its owner; `sized`: numeric
-        options are charged before the filter allocates."""
+        """Wrap a filter to charge its result, and the numbers of `sized` ones before they allocate."""
 
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -424,7 +419,6 @@ def _keep_owner(source: Any, text: str) -> str:
 
 
 def _without_scopes(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Remove the scope variables that Jinja adds to the keywords of a call."""
     kwargs.pop("_block_vars", None)
     kwargs.pop("_loop_vars", None)
     return kwargs

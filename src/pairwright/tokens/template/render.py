@@ -49,6 +49,13 @@ class Rendered(NamedTuple):
     text: str
     pieces: list[Piece]
 
+    def pieces_by_message(self) -> dict[int, list[int]]:
+        """Map messages to the indices of their pieces, ascending."""
+        own: dict[int, list[int]] = {}
+        for number, piece in enumerate(self.pieces):
+            own.setdefault(piece.message, []).append(number)
+        return own
+
 
 class Template:
     """A compiled chat template with the variables of every render (special tokens, options)."""

@@ -15,7 +15,6 @@ _SEARCHES = frozenset({"startswith", "endswith", "find", "rfind", "index", "rind
     "partition",
     "rpartition",
 }
-# Keys of a message that hold text.
 _TEXT_KEYS = frozenset(("content", "text", "reasoning_content", "reasoning", "thinking"))
 _WORD = re.compile(r"[\w\s'’.,!?-]{2,60}")
 
@@ -29,20 +28,14 @@ def find_tested_words(source: str) -> re.Pattern[str] | None:
     >>> find_tested_words("{% if 'quickly' in m.content and 'tool_calls' in m and m.role == 'user' %}{% endif %}")
     re.compile('quickly', re.IGNORECASE)
     """
-    tree = _parse(source)
-    if tree is None:
+    try:
+        tree = ChatEnvironment().parse(source)
+    except (jinja2.exceptions.TemplateError, RecursionError):
         return None
     mappings = _find_mappings(tree)
     words = {word for word in _find_words(tree, mappings) if _WORD.fullmatch(word) and word.strip()} - _TEXT_KEYS
     ordered = sorted(words, key=lambda word: (-len(word), word))
     return re.compile("|".join(map(re.escape, ordered)), re.IGNORECASE) if ordered else None
-
-
-def _parse(source: str) -> nodes.Template | None:
-    try:
-        return ChatEnvironment().parse(source)
-    except (jinja2.exceptions.TemplateError, RecursionError):
-        return None
 
 
 def _find_mappings(tree: nodes.Template) -> frozenset[str]:

@@ -4,7 +4,7 @@ owners. A call's arguments are one piece; the JSON of a tool schema is cached.""
 import functools
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from pairwright.tokens.template.tracked_str import (
     Owned,
@@ -53,8 +53,7 @@ def to_json(
     item_separator, key_separator = separators or (", " if indent is None else ",", ": ")
     if isinstance(indent, int):
         indent = " " * indent
-    writer = _Writer(out, ensure_ascii, indent, item_separator, key_separator, sort_keys)
-    writer.write(value, "\n")
+    _Writer(out, ensure_ascii, indent, item_separator, key_separator, sort_keys).write(value, "\n")
     return join(out)
 
 
@@ -62,7 +61,6 @@ def to_json(
 def _dumps(
     ensure_ascii: bool, indent: int | str | None, separators: tuple[str, str] | None, sort_keys: bool
 ) -> Callable[[Any], str]:
-    """`json.dumps` with these options; the encoder is built once."""
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     return encoder.encode
 
@@ -88,18 +86,13 @@ def _string(value: Owned, ensure_ascii: bool) -> str:
     return join([*out, '"'])
 
 
-class _Writer:
-    """Writes containers like `json.dumps`."""
-
-    def __init__(
-        self, out: list[str], ensure_ascii: bool, indent: str | None, item: str, key: str, sort_keys: bool
-    ) -> None:
-        self.out = out
-        self.ensure_ascii = ensure_ascii
-        self.indent = indent
-        self.item_separator = item
-        self.key_separator = key
-        self.sort_keys = sort_keys
+class _Writer(NamedTuple):
+    out: list[str]
+    ensure_ascii: bool
+    indent: str | None
+    item_separator: str
+    key_separator: str
+    sort_keys: bool
 
     def write(self, value: Any, newline: str) -> None:
         if type(value) is Owned:

@@ -25,7 +25,6 @@ CONTENT, REASONING, CALL, CALL_ID, NAME, OTHER = range(6)
 
 
 def track(text: str, owner: int) -> "Owned":
-    """Return text with one owner."""
     result = str.__new__(Owned, text)  # `_attach_runs` inlined for speed
     result._runs = ((len(text), owner),)
     return result
@@ -183,23 +182,6 @@ class Owned(str):
     def removesuffix(self, suffix: str, /) -> str:
         return self[: len(self) - len(suffix)] if suffix and self.endswith(suffix) else self
 
-    def _pieces(self, plain: Iterable[str], *, from_end: bool = False) -> list[str]:
-        """Find the parts that a `str` method returned, in order, and give them their runs."""
-        pieces: list[str] = []
-        if from_end:  # search from the right, like `rsplit`
-            position = len(self)
-            for part in reversed(list(plain)):
-                start = str.rfind(self, part, 0, position)
-                pieces.append(self[start : start + len(part)])
-                position = start
-            return pieces[::-1]
-        position = 0
-        for part in plain:
-            start = str.find(self, part, position)
-            pieces.append(self[start : start + len(part)])
-            position = start + len(part)
-        return pieces
-
     def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
         return self._split(str.split(self, sep, maxsplit), sep)
 
@@ -207,12 +189,12 @@ class Owned(str):
         return self._split(str.rsplit(self, sep, maxsplit), sep)
 
     def _split(self, parts: list[str], sep: str | None) -> list[str]:
-        if sep is None:
-            return self._pieces(parts)
+        """Find the parts of the text, in order, and give them their runs; without `sep`, any white space separates."""
         pieces, position = [], 0
         for part in parts:
-            pieces.append(self[position : position + len(part)])
-            position += len(part) + len(sep)
+            start = position if sep is not None else str.find(self, part, position)
+            pieces.append(self[start : start + len(part)])
+            position = start + len(part) + len(sep or "")
         return pieces
 
     def splitlines(self, keepends: bool = False) -> list[str]:
@@ -291,12 +273,6 @@ class Owned(str):
         return self if len(result) == len(self) else _attach_runs(result, ((len(result), self._runs[0][1]),))
 
 
-# Messages as templates see them: plain JSON values whose strings are owned by their message and field.
-#
-# Mirrors the input that transformers passes to a template (rich objects become plain data, reasoning is added under the
-# names that templates read), so that both render the same text.
-
-
 Chat = list[Json]
 
 # Keys that hold reasoning, in order of precedence.
@@ -313,11 +289,8 @@ _FIELD_OF = {
 }
 
 
-# Values of a call's arguments: the model generated all of them, so numbers and containers also have an owner.
-
-
 class OwnedInt(int):
-    """A number in a call's arguments; its text belongs to the call."""
+    """A number in a call's arguments. The model generated all of them: numbers and containers also have an owner."""
 
     _owner: int
 
@@ -361,7 +334,7 @@ for _kind, _name in ((PlainDict, "dict"), (PlainList, "list")):
 
 
 def plain_chat(messages: Sequence[Mapping[str, Any]]) -> Chat:
-    """Convert messages to plain data, with reasoning under the names that templates read."""
+    """Convert messages to plain data, with reasoning under the names that templates read: transformers' input."""
     chat = []
     for message in messages:
         plain = {key: item if type(item) is str else plain_data(item) for key, item in message.items()}
@@ -396,14 +369,13 @@ def plain_data(value: Any) -> Any:
 def cache_json(value: Any) -> Any:
     """Rebuild tool schemas so that `tojson` of each part is cached across renders."""
     if isinstance(value, Mapping):
-        mapping = PlainDict({plain_data(key): cache_json(item) for key, item in value.items()})
-        mapping._json = {}
-        return mapping
-    if isinstance(value, list | tuple):
-        items = PlainList(cache_json(item) for item in value)
-        items._json = {}
-        return items
-    return plain_data(value)
+        cached: Any = PlainDict({plain_data(key): cache_json(item) for key, item in value.items()})
+    elif isinstance(value, list | tuple):
+        cached = PlainList(cache_json(item) for item in value)
+    else:
+        return plain_data(value)
+    cached._json = {}
+    return cached
 
 
 def track_chat(chat: Chat) -> Chat:
@@ -455,22 +427,16 @@ def _track_arguments(value: Any, owner: int) -> Any:
     """Own a value that the model generated as a whole: keys, numbers and containers as well as strings."""
     if type(value) is str:
         return track(value, owner)
+    owned: Any
     if type(value) is int:
-        number = OwnedInt(value)
-        number._owner = owner
-        return number
-    if type(value) is float:
-        real = OwnedFloat(value)
-        real._owner = owner
-        return real
-    if isinstance(value, dict):
-        mapping = OwnedDict()
-        for key, item in value.items():
-            mapping[track(key, owner)] = _track_arguments(item, owner)
-        mapping._owner = owner
-        return mapping
-    if isinstance(value, list):
-        items = OwnedList(map(_track_arguments, value, repeat(owner)))
-        items._owner = owner
-        return items
-    return value
+        owned = OwnedInt(value)
+    elif type(value) is float:
+        owned = OwnedFloat(value)
+    elif isinstance(value, dict):
+        owned = OwnedDict({track(key, owner): _track_arguments(item, owner) for key, item in value.items()})
+    elif isinstance(value, list):
+        owned = OwnedList(map(_track_arguments, value, repeat(owner)))
+    else:
+        return value
+    owned._owner = owner
+    return owned

@@ -54,7 +54,8 @@ class ScoredPart:
 class Channel(ABC):
     """The interface that the loop expects, with the members that most channels share.
 
-    `data` has for each item: id, weight, tree, weights of its trained tokens, and its turns for the ledger.
+    `data` has for each item: id, weight, tree, weights of its trained tokens, and its turns for the ledger; `refusals`
+    maps the ids of items that could not be encoded to reasons.
     """
 
     name: str
@@ -80,25 +81,6 @@ class Channel(ABC):
     def fingerprint(self) -> str:
         return f"{self.name} {self.data.fingerprint}"
 
-    @property
-    def refusals(self) -> dict[str, str]:
-        """Items that could not be encoded: id -> reason."""
-        refusals: dict[str, str] = self.data.refusals
-        return refusals
-
-    @property
-    def num_items(self) -> int:
-        return len(self.data.ids)
-
-    def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
-        """Return the ids and trees of items."""
-        return [self.data.ids[item] for item in items], [self.data.tree(item) for item in items]
-
-    def item_weights(self, items: Array) -> Array:
-        """Return the weight of each item, without token weights."""
-        weights: Array = self.data.weights[items]
-        return weights
-
     def list_held(self, item: int) -> list[HeldTurns]:
         """The sequences of an item, for the ledger."""
         held: list[HeldTurns] = self.data.list_held(item)
@@ -111,7 +93,6 @@ class Channel(ABC):
     def reference_trees(self) -> list[Callable[[], Tree]]:
         """Return functions that build the trees for the reference to score, lazily."""
         items = np.concatenate([self.order.items, self.validation])
-        # `item=item` binds the item of this iteration.
         return [lambda item=item: self.data.tree(item) for item in items.tolist()]  # type: ignore[misc]
 
     def parts(self, items: Array, ranks: Ranks) -> list[Array]:
@@ -134,7 +115,6 @@ class Channel(ABC):
         """Return a part's share of the batch loss, and its metrics."""
 
     def score(self, policy: Policy, items: Array) -> ScoredPart:
-        """Run the policy over the items of a part."""
         trees = [self.data.tree(item) for item in items]
         scored = policy.score(trees)
         counts = [sum(int(mask.sum()) for mask in tree.masks) for tree in trees]

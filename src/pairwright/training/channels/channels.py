@@ -19,14 +19,21 @@ from pairwright.errors import ConfigError
 from pairwright.paths import local_path
 from pairwright.records.arrays import Array
 from pairwright.tokens.stage.stage import adopt_options, holds_pairs, missing_table
-from pairwright.training.anchor_turns import load_anchor
 from pairwright.training.batch_schedule import BatchOrder
 from pairwright.training.channels.distillation import DistillChannel, open_teacher
 from pairwright.training.channels.likelihood import LikelihoodChannel
 from pairwright.training.channels.policy_gradient import PolicyChannel
 from pairwright.training.channels.preference_channel import PreferenceChannel
 from pairwright.training.channels.unpaired_channel import UnpairedChannel
-from pairwright.training.data import ChosenSides, DataError, PairData, PolicyData, load_pairs, load_policy_data
+from pairwright.training.data import (
+    ChosenSides,
+    DataError,
+    PairData,
+    PolicyData,
+    load_anchor,
+    load_pairs,
+    load_policy_data,
+)
 from pairwright.training.distill_data import distill_runs, load_distill_data
 from pairwright.training.micro_batches import Limits, tree_batches
 from pairwright.training.model.load_model import model_hash
@@ -38,12 +45,10 @@ CHANNELS = ("dpo", "sft", "grpo", "sdpo", "kto")
 
 
 class TokenFolders:
-    """The folders of each table's sequences: the existing folder `tokens` for the table that it has, or a new one
-    below `output`."""
+    """The folders of each table's sequences: the existing `tokens` for its table, else a new one in `output`."""
 
     def __init__(self, tokens: Path | None, output: Path) -> None:
         self._tokens, self._output = tokens, output
-        # The folder holds the sequences of one table: of pairs or of runs.
         self._ready = None if tokens is None else "pairs" if holds_pairs(tokens) else "runs"
         self.encoded: list[str] = []
 
@@ -92,16 +97,12 @@ def load_channels(
     output: Path,
     ranks: Ranks,
     *,
-    pairs: Path | None,
-    experience: Path | None,
-    validation: Path | None,
-    tokens: Path | None,
     cache: ReferenceCache,
     progress: Callable[[dict[str, Any]], None],
+    **data: Path | None,
 ) -> list[Any]:
-    """Load the channels with a weight, encode their data and compute their references."""
+    """Load the channels with a weight, encode their data and compute their references; `data` as of `read_channels`."""
     settings, limits = config.train, Limits(config.train, shares=policy.can_share)
-    data = {"pairs": pairs, "experience": experience, "validation": validation, "tokens": tokens}
     # The first process encodes while the others wait; they then read everything from the cache.
     if not ranks.is_first:
         ranks.wait()  # released by the wait of the first process below
@@ -231,7 +232,6 @@ def compute_references(
     known = ReferenceLogps(cache.folder / f"{name}-{settings.precision}")
     # Functions that build trees: the trees of a large table would not fit into memory.
     wanted = [make for channel in wanting for make in channel.reference_trees()]
-    # Each tree is built to compute its hash, and then discarded.
     lacking = [known.lacks(make()) for make in wanted]
     ranks.wait()  # all processes must compute the same `lacking` before any adds values
     show = _report_to(progress, "reference")
@@ -259,7 +259,7 @@ def compute_references(
 def _check_vocabulary(channels: Items[Any], policy: Policy, model: Path) -> None:
     for channel in channels:
         # A sample: with another model's tokenizer, some id of the first batch is usually too high.
-        for tree in channel.trees_of(channel.order.batch(0))[1]:
+        for tree in map(channel.data.tree, channel.order.batch(0)):
             highest = max(int(part.max(initial=0)) for part in (tree.prompt, *tree.branches))
             if highest >= policy.num_embeddings:
                 raise DataError(
@@ -269,8 +269,7 @@ def _check_vocabulary(channels: Items[Any], policy: Policy, model: Path) -> None
 
 
 def _order(config: Config, items: Array, units: Array | None = None, *, curriculum: str | None = None) -> BatchOrder:
-    """Return the order of items; a curriculum keeps the order of the table. `units` has a number for each item of the
-    data."""
+    """Return the order of items; a curriculum keeps the table's. `units` has a number for each item of the data."""
     settings = config.train
     units = None if units is None else units[items]
     return BatchOrder(

@@ -42,7 +42,9 @@ class DistillChannel(Channel):
         self, data: DistillData, options: DistillConfig, weight: float, order: BatchOrder, limits: Limits
     ) -> None:
         self.options, self.data, self.weight, self.order, self._limits = options, data, weight, order, limits
-        self.counts, self.notes = data.counts, [_describe(data, options)]
+        what, reads = ("hinted turns", ", which reads hints") if options.context else ("sequences", "")
+        self.counts = data.counts
+        self.notes = [f"sdpo: {len(data.items)} {what}, teacher {options.teacher}{reads}"]
         self._kind = options.teacher
         self.teacher: Policy | None = None  # a second model, set from `open_teacher`
 
@@ -62,14 +64,14 @@ class DistillChannel(Channel):
 
         # Rows of both are the tokens of hinted turns in the same order, so row k is the same token in both contexts.
         if self._kind == "same" and policy.can_share and _is_cheaper_together(students, teachers):
-            both_H, both, _, _ = policy.compute_hidden([*students, *teachers])
+            both_H, both = policy.compute_hidden([*students, *teachers])
             # Students come first; both halves have K rows.
             student_KH, teacher_KH = both_H.chunk(2)
             teacher_KH, target_K = teacher_KH.detach(), both[: len(student_KH)]
         else:
-            student_KH, target_K, _, _ = policy.compute_hidden(students)
+            student_KH, target_K = policy.compute_hidden(students)
             with torch.no_grad(), bare():
-                teacher_KH, _, _, _ = teacher.compute_hidden(teachers)
+                teacher_KH, _ = teacher.compute_hidden(teachers)
         # (K,) log-probabilities recorded at sampling, NaN if missing.
         recorded_K = torch.from_numpy(np.concatenate([_get_logps(item) for item in chosen])).to(policy.device)
         weights_K = torch.from_numpy(np.concatenate([_get_weights(item) for item in chosen])).to(policy.device)
@@ -122,17 +124,11 @@ class DistillChannel(Channel):
         )
 
 
-def _describe(data: DistillData, options: DistillConfig) -> str:
-    what, reads = ("hinted turns", ", which reads hints") if options.context else ("sequences", "")
-    return f"sdpo: {len(data.items)} {what}, teacher {options.teacher}{reads}"
-
-
 def open_teacher(settings: TrainConfig, policy: Policy, model: Path) -> Policy | None:
     """Open a second model unless the policy can be the teacher: with its own weights, or with its adapter disabled."""
     kind, is_adapter = settings.sdpo.teacher, policy.model is not policy.plain
     if kind == "same" or (kind == "initial" and is_adapter):
         return None
-    # Any other value is the folder or Hub id of a model.
     folder = model if kind == "initial" else find_model(kind)
     if folder is not model:
         _check_same_tokens(model, folder)
@@ -143,7 +139,6 @@ def _check_same_tokens(model: Path, teacher: Path) -> None:
     """Refuse a teacher with another vocabulary: distributions over different tokens are not comparable."""
     ours, theirs = (ChatTokenizer.from_folder(folder).backend.get_vocab() for folder in (model, teacher))
     if ours != theirs:
-        # One token that is missing from one vocabulary, or has different ids.
         differ = sorted(ours.items() ^ theirs.items())[:1]
         example = f"{differ[0][0]!r} is {ours.get(differ[0][0])} and {theirs.get(differ[0][0])}"
         raise DataError(

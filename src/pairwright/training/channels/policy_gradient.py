@@ -81,7 +81,6 @@ class PolicyChannel(Channel):
 
     def total(self, items: Array) -> float:
         """Return the number of tokens, of sequences, or of sequences times a constant length, by `aggregation`."""
-        # Weighted trained tokens of each sequence.
         counts = np.array([self.data.num_counted(item) for item in items])
         weights = self.data.weights[items]
         if self.options.aggregation == "token":
@@ -149,7 +148,6 @@ class PolicyChannel(Channel):
         return {"logprobs": self._get_logps(item), "advantages": self._advantage(item)}
 
     def _advantage(self, item: int) -> Array:
-        """Return the advantage of each trained token of the run."""
         tree = self.data.tree(item)
         mask = tree.masks[0]
         if item in self._by_token:
@@ -157,7 +155,6 @@ class PolicyChannel(Channel):
         return np.full(int(mask.sum()), self._advantages[item], np.float32)
 
     def _get_logps(self, item: int) -> Array:
-        """Return recorded log-probabilities of the run's trained tokens, NaN if missing."""
         # Arrays cover the whole sequence; the tree's mask starts after its prompt.
         tree, known = self.data.tree(item), self.data.sequences[item].logprobs
         mask = tree.masks[0]

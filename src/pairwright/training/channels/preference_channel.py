@@ -36,7 +36,6 @@ class PreferenceChannel(MismatchingChannel):
     def _describe_terms(self) -> list[str]:
         """Warn about a loss without an SFT term, and about a small β for sides of a few tokens."""
         notes = []
-        # orpo includes a likelihood term.
         if not self.options.sft_loss_weight and "orpo" not in self.options.losses:
             notes.append(f"warning: dpo: {NO_ANCHOR}")
         sample = self.data.train[:NUM_SAMPLED]
@@ -86,11 +85,9 @@ class PreferenceChannel(MismatchingChannel):
 
 def _measure(losses: PairLosses, sums_S: Tensor, policy: Policy, scored: Scored) -> Sums:
     """Return sums and counts of TRL's metrics over pairs that are not empty."""
-    # Pairs with trained tokens on both sides and a weight above 0.
     full_B = losses.weight_B > 0
     num = float(full_B.sum())
     chosen_B, rejected_B = losses.chosen_rewards_B[full_B], losses.rejected_rewards_B[full_B]
-    # (N,) branches alternate: even ones are chosen sides.
     is_chosen_N = scored.branch_N % 2 == 0
     logits_N = policy.mean_logits(scored.hidden_NH)
     sums = {

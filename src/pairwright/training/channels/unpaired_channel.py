@@ -97,7 +97,6 @@ class UnpairedChannel(MismatchingChannel):
         )
         total_S = losses.loss_S
         if self.options.sft_loss_weight:
-            # An anchor: raises the likelihood of desirable runs.
             mean_S = sums_S / num_S.clamp(min=1e-12) if self.options.sft_average_log_probs else sums_S
             total_S = total_S - self.options.sft_loss_weight * losses.weight_S * is_good_S * mean_S
         full_S = losses.weight_S > 0
@@ -127,7 +126,6 @@ def _label_runs(data: PolicyData, options: KtoConfig) -> tuple[Array, Array, str
         except PairwrightError as error:
             raise PairwrightError(f"kto: {data.left_out}{error}") from None
         return rewards >= threshold, is_scored, f"reward ≥ {threshold:g}"
-    # Sums of each group over its scored runs, and its extremes.
     num_groups = int(data.groups.max(initial=-1)) + 1
     scored_groups, scored_rewards = data.groups[is_scored], rewards[is_scored]
     totals = np.bincount(scored_groups, scored_rewards, num_groups)
@@ -139,7 +137,6 @@ def _label_runs(data: PolicyData, options: KtoConfig) -> tuple[Array, Array, str
     if not is_used.any():
         raise PairwrightError(f"kto: {data.left_out}the rewards differ in no group: set train.kto.label_by=threshold")
     if options.label_by != "group":
-        # Several runs of a group may share its highest reward.
         is_best = rewards >= highest[data.groups]
         if options.label_by == "best-worst":
             is_used &= is_best | (rewards <= lowest[data.groups])

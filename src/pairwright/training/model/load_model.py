@@ -3,6 +3,7 @@
 Invariant: a folder with missing weights is refused; transformers would initialise them randomly.
 """
 
+import hashlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,6 @@ def read_weights(folder: Path, *, quantization: str = "none") -> Any:
         raise ModelError(f"{folder}: not a model that can be loaded: {type(error).__name__}: {reason}") from error
     finally:
         transformers_logging.set_verbosity(verbosity)
-    # Names of weights that transformers initialised randomly.
     missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
     if missing:
         raise ModelError(f"{folder}: {len(missing)} weights are missing or have another shape, such as {missing[0]}")
@@ -113,8 +113,7 @@ def model_hash(folder: Path) -> str:
         if path.suffix in (".safetensors", ".bin") or path.name == "config.json":
             digest.update(path.name.encode() + b"\0")
             with open(path, "rb") as file:
-                while piece := file.read(1 << 22):  # 4 MB at a time
-                    digest.update(piece)
+                hashlib.file_digest(file, lambda: digest)  # updates it
     return digest.hexdigest()
 
 

@@ -76,7 +76,7 @@ class Policy:
         self._own_attention = self.plain.config._attn_implementation
         if self._own_attention == NAME:  # another policy has used this model
             self._own_attention = "sdpa" if self.plain._supports_sdpa else "eager"
-            self._use(self._own_attention)
+            self.plain.set_attn_implementation(self._own_attention)
         self.can_share, self.why_not = False, "prefix_sharing is off"
         self._check_head()
         if prefix_sharing:
@@ -94,11 +94,10 @@ class Policy:
         index_N = self._tensor(node_N)
         return Scored(logps_U[index_N], self._tensor(batch.branch), hidden_UH, index_N, batch.num_branches)
 
-    def compute_hidden(self, trees: Sequence[Tree]) -> tuple[Tensor, Tensor, Tensor, int]:
-        """Return (hidden_NH, target_N, branch_N, number of branches), with the states that predict trained tokens."""
+    def compute_hidden(self, trees: Sequence[Tree]) -> tuple[Tensor, Tensor]:
+        """Return (hidden_NH, target_N): the states that predict trained tokens, and these tokens."""
         batch, states_TH = self._run_rows(trees)
-        source_N = self._tensor(batch.source)
-        return states_TH[source_N], self._tensor(batch.target), self._tensor(batch.branch), batch.num_branches
+        return states_TH[self._tensor(batch.source)], self._tensor(batch.target)
 
     def _run_rows(self, trees: Sequence[Tree]) -> tuple[TreeBatch, Tensor]:
         """Collate trees into rows, and compute their hidden states (T, H), indexed by `batch.source`."""
@@ -127,7 +126,7 @@ class Policy:
     def restore_attention(self) -> None:
         """Restore the model's original attention, before it is saved or used elsewhere."""
         if self.can_share:
-            self._use(self._own_attention)
+            self.plain.set_attn_implementation(self._own_attention)
 
     def _backbone(self, **inputs: Any) -> Tensor:
         with self._autocast():
@@ -139,9 +138,6 @@ class Policy:
 
     def _tensor(self, array: Any) -> Tensor:
         return torch.from_numpy(array).to(self.device)
-
-    def _use(self, attention: str) -> None:
-        self.plain.set_attn_implementation(attention)
 
     @torch.no_grad()
     def _check_head(self) -> None:
@@ -169,16 +165,16 @@ class Policy:
         expected_N = self.score(trees).logps_N
         try:
             register()
-            self._use(NAME)
+            self.plain.set_attn_implementation(NAME)
             self.can_share = True
             shared_N = self.score(trees).logps_N
         except Exception as error:  # models may fail on a row of trees with any error
-            self._use(self._own_attention)
+            self.plain.set_attn_implementation(self._own_attention)
             reason = str(error) if isinstance(error, CannotShare) else f"{type(error).__name__}: {str(error)[:120]}"
             return False, f"{type(self.plain).__name__}: {reason}"
         off = float((shared_N - expected_N).abs().max())
         if not off <= TOLERANCE:
-            self._use(self._own_attention)
+            self.plain.set_attn_implementation(self._own_attention)
             return False, f"{type(self.plain).__name__}: log-probabilities of a shared row differ by {off:.2g}"
         return True, ""
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pairwright.training.metrics import Sums, add
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -53,18 +55,16 @@ class Ranks:
             tensor.grad.copy_(flat[at : at + tensor.numel()].view_as(tensor))
             at += tensor.numel()
 
-    def sum_values(self, values: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+    def sum_values(self, values: Sums) -> Sums:
         """Sum named (sum, count) pairs over all processes; names may be missing in some."""
         if self.size == 1:
             return values
         # Names may differ between processes, so dicts are exchanged, not tensors.
         gathered: list[Any] = [None] * self.size
         dist.all_gather_object(gathered, values)
-        total: dict[str, tuple[float, float]] = {}
+        total: Sums = {}
         for part in gathered:
-            for name, (value, count) in part.items():
-                before = total.get(name, (0.0, 0.0))
-                total[name] = (before[0] + value, before[1] + count)
+            add(total, part)
         return total
 
     def any(self, value: bool) -> bool:

@@ -62,7 +62,6 @@ class ReferenceLogps:
     def of(self, trees: Iterable[Tree]) -> Array:
         """Return the values (N,) of all trained tokens of trees, in the order of `Policy.score`."""
         parts = [self._logps[key] for tree in trees for key in branch_keys(tree)]
-        # `np.concatenate` needs at least one array.
         return np.concatenate([np.zeros(0, np.float32), *parts])
 
     def lacks(self, tree: Tree) -> bool:
@@ -120,7 +119,6 @@ class ReferenceLogps:
                 batch = reader.get_batch(number)
                 offsets = batch.column("logps").offsets.to_numpy()
                 values = batch.column("logps").values.to_numpy()
-                # Slices of the mapped file, not copies.
                 for key, start, end in zip(batch.column("key").to_pylist(), offsets[:-1], offsets[1:], strict=True):
                     # If a sequence occurs twice, the first value is used, as in an uninterrupted run.
                     self._logps.setdefault(key, values[start:end])
