@@ -37,7 +37,7 @@ from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.stage.cache import LOSSES, CachedPairs, CachedSequences, list_refusals
 from pairwright.tokens.stage.stage import encode_into, read_encoded
 from pairwright.training.token_signals import TokenSignals, read_token_signals
-from pairwright.training.token_weighting import UNWEIGHTED, TokenWeighting
+from pairwright.training.token_weighting import UNWEIGHTED, TokenWeighting, count_unlikely
 
 Show = Callable[[int, int], None]
 NUM_RECENT = 2048  # pairs or runs whose trees are kept in memory
@@ -266,7 +266,7 @@ def load_pairs(
     With `is_encoded`, nothing is encoded: sequences of another table or other options are refused.
     """
     manifest = _encode(source, tokens, options, show, is_encoded=is_encoded)
-    unlikely = weighting.check(source, tokens, manifest)
+    unlikely = _check_weighting(weighting, source, tokens, manifest)
     pairs = CachedPairs(tokens)
     # One row per pair id, in the order of the cache; `row` is the position in the table.
     columns = ["id", "weight", "gap", "split", "tid", "label_noise"]
@@ -328,7 +328,7 @@ def load_policy_data(
 ) -> PolicyData:
     """Load the experiences of a table as sequences, with their groups (same task, step and prompt)."""
     manifest = _encode(source, tokens, options, show, is_encoded=is_encoded)
-    unlikely = weighting.check(source, tokens, manifest)
+    unlikely = _check_weighting(weighting, source, tokens, manifest)
     table, columns = Table(source, create=False).with_score(score), ["uid", "tid", "step", "prompt_hash", "reward"]
     rewards: dict[str, tuple[str, float | None]] = {}  # uid -> (hash of its group, reward)
     for batch in table.scan(columns=columns):
@@ -431,6 +431,26 @@ def _encode(source: Path, tokens: Path, options: TokensConfig, show: Show, *, is
     manifest = encode_into(source, tokens, options, show)
     stop_for_inputs(source, manifest["refused"])
     return manifest
+
+
+def _check_weighting(
+    weighting: TokenWeighting, source: Place, tokens: Path, manifest: dict[str, Any]
+) -> dict[str, int]:
+    """Refuse a weighting that would have no effect; return the number of tokens that are too unlikely, by name."""
+    if weighting.uses_credit and not manifest.get("turns_with_value"):
+        raise DataError(
+            f"{source}: train.credit is value, but no trained turn has a value: record step rewards, name a function "
+            "(tokens.credit.function), or encode with tokens.credit.store=true"
+        )
+    if not weighting.min_probability:
+        return {}
+    num_known, num_unlikely = count_unlikely(tokens, weighting.min_probability)
+    if not num_known:
+        raise DataError(
+            f"{source}: train.min_probability needs log-probabilities recorded with the token ids, and no sequence has "
+            "any: collect with a local model or an endpoint that returns them, or set it to 0"
+        )
+    return {"too_unlikely": num_unlikely}
 
 
 def stop_for_inputs(source: Place, refused: dict[str, int]) -> None:

@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from pairwright.errors import DataError
 from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.stage.cache import ITEMS, scan_cache
 
@@ -26,23 +25,6 @@ class TokenWeighting:
         """Return the sequence with its weights. Unlikely tokens of rejected sides, not imitated, keep their weight."""
         sequence = weigh_by_credit(sequence) if self.uses_credit else sequence
         return leave_out_unlikely(sequence, self.min_probability) if self.min_probability and is_imitated else sequence
-
-    def check(self, source: Path, tokens: Path, manifest: dict[str, Any]) -> dict[str, int]:
-        """Refuse a weighting that would have no effect; return the number of tokens that are too unlikely, by name."""
-        if self.uses_credit and not manifest.get("turns_with_value"):
-            raise DataError(
-                f"{source}: train.credit is value, but no trained turn has a value: record step rewards, name a "
-                "function (tokens.credit.function), or encode with tokens.credit.store=true"
-            )
-        if not self.min_probability:
-            return {}
-        num_known, num_unlikely = _count_unlikely(tokens, self.min_probability)
-        if not num_known:
-            raise DataError(
-                f"{source}: train.min_probability needs log-probabilities recorded with the token ids, and no sequence "
-                "has any: collect with a local model or an endpoint that returns them, or set it to 0"
-            )
-        return {"too_unlikely": num_unlikely}
 
 
 UNWEIGHTED = TokenWeighting()
@@ -87,7 +69,7 @@ def _weights_of(sequence: Sequence) -> Any:
     return sequence.mask.astype(np.float32) if sequence.weights is None else sequence.weights
 
 
-def _count_unlikely(tokens: Path, min_probability: float) -> tuple[int, int]:
+def count_unlikely(tokens: Path, min_probability: float) -> tuple[int, int]:
     """Count the generated tokens of runs and chosen sides with a recorded probability, and the unlikely ones."""
     wanted = pl.scan_parquet(tokens / ITEMS).select("key").unique()
     own = pl.col("refusal").is_null() & (pl.col("side") != "rejected") & pl.col("logprobs").is_not_null()
