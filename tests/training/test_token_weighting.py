@@ -8,7 +8,10 @@ import msgspec
 import pytest
 
 from ledger.small_flows import make_model, run_of, train_on
+from pairwright.config import Config
 from pairwright.ledger import build_ledger
+from pairwright.store.table import Table
+from pairwright.training import train
 from pairwright.training.data import DataError
 
 LIKELY, UNLIKELY = math.log(0.5), math.log(0.01)
@@ -59,9 +62,11 @@ def test_unlikely_tokens_of_chosen_sides_and_of_runs_have_weight_0_and_those_of_
     assert weights["dpo", 0] == weights["sft", 0] == expected(good)
     assert 0.0 in expected(good)
     assert weights["dpo", 1] == [1.0] * len(expected(bad))
-    runs = train_on(
-        tmp_path / "sft", model, [good], min_probability=0.02, channels={"dpo": 0.0, "sft": 1.0}, batch_size=1
-    )
+    with Table(tmp_path / "sft" / "experience") as table:
+        table.append([good])
+    settings = {"channels": {"dpo": 0.0, "sft": 1.0}, "min_probability": 0.02, "threads": 1, "dump_batches": 1}
+    config, runs = Config.model_validate({"train": settings, "tokens": {"workers": 1}}), tmp_path / "sft" / "train"
+    train(config, model=model, output=runs, experience=tmp_path / "sft" / "experience")
     assert dumped_weights(runs)["sft", 0] == expected(good)
     assert build_ledger("run", pairs).problems == build_ledger("run", runs).problems == []
     counts = json.loads((runs / "train.json").read_text())["counts"]["sft"]

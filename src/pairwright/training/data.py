@@ -445,7 +445,7 @@ def _check_weighting(
     if not weighting.min_probability:
         return {}
     num_known, num_unlikely = count_unlikely(tokens, weighting.min_probability)
-    if not num_known:
+    if not num_known and manifest["sequences"]:
         raise DataError(
             f"{source}: train.min_probability needs log-probabilities recorded with the token ids, and no sequence has "
             "any: collect with a local model or an endpoint that returns them, or set it to 0"
