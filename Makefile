@@ -40,7 +40,7 @@ check: $(READY) lint types docs ## Lint, types, tests, documentation
 test-all: $(READY) lint types docs ## The same with the slow tests
 	$(PYTEST) -q -n 2
 
-stress: $(READY) ## Tests with browsers, signals, servers and time limits: 30 times alone, 30 times beside a load of 8 (hours)
+stress: $(READY) ## Tests with browsers, signals, servers and time limits: 30 times alone, 30 times eight at once (two hours)
 	HF_HUB_OFFLINE=1 DO_NOT_TRACK=1 RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m tools.stress $(STRESS)
 
 lint: $(READY) ## ruff

@@ -1,9 +1,10 @@
 """Run the tests with browsers, signals, servers, processes and time limits many times: `make stress`.
 
-    python -m tools.stress [--times 30] [--load 8] [TESTS...]
+    python -m tools.stress [--alone 30] [--together 30] [--at-once 8] [TESTS...]
 
-The tests marked `stress` run `--times` times alone, and again `--times` times beside `--load` busy processes (not with
-`--load 0`). Prints the failures of each test after every repetition; exit code 1 if there were any.
+Repeats the tests marked `stress`: `--alone` times one after the other, then `--together` times with `--at-once`
+repetitions at the same time, each the load of the others. Prints the failures of each test after every repetition; exit
+code 1 if there were any.
 """
 
 import argparse
@@ -14,33 +15,26 @@ import tempfile
 import time
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-# Code of a busy process, which ends with its parent, even if the parent is killed.
-BUSY = [sys.executable, "-c", "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"]
 TESTS = Path(__file__).parents[1] / "tests"
 
 
-@contextmanager
-def busy_processes(number: int) -> Iterator[None]:
-    """Run a number of busy processes during the block."""
-    processes = [subprocess.Popen(BUSY) for _ in range(number)]
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-
-
-def failed_tests(arguments: list[str]) -> list[str]:
+def failed_tests(processes: int, arguments: list[str]) -> list[str]:
     """Run the marked tests once; returns the names of those that failed."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-m", "stress and not slow", f"--junitxml={report}"]
-        done = subprocess.run([*command, *arguments], capture_output=True, text=True)
+        words = [
+            "-q",
+            "-n",
+            str(processes),
+            "-m",
+            "stress and not slow",
+            f"--junitxml={report}",
+            f"--basetemp={folder}/tests",
+        ]
+        done = subprocess.run([sys.executable, "-m", "pytest", *words, *arguments], capture_output=True, text=True)
         if not report.exists():
             sys.exit(f"pytest did not run (exit code {done.returncode}):\n{done.stdout}{done.stderr}")
         cases = list(ET.parse(report).iter("testcase"))
@@ -53,17 +47,18 @@ def failed_tests(arguments: list[str]) -> list[str]:
     return names or ([f"pytest: exit code {done.returncode}"] if done.returncode else [])
 
 
-def repeat(times: int, load: int, arguments: list[str]) -> Counter[str]:
-    """Run the tests repeatedly beside busy processes; returns the number of failures of each test."""
+def repeat(times: int, at_once: int, arguments: list[str]) -> Counter[str]:
+    """Run the tests repeatedly, some repetitions at the same time; returns the number of failures of each test."""
     failures: Counter[str] = Counter()
-    with busy_processes(load):
-        for number in range(1, times + 1):
-            started = time.monotonic()
-            failures.update(failed_tests(arguments))
-            seconds, averages = time.monotonic() - started, os.getloadavg()
+    started = time.monotonic()
+    with ThreadPoolExecutor(at_once) as pool:
+        # one repetition at a time uses two cores; of several at a time, each is one process
+        runs = [pool.submit(failed_tests, 2 if at_once == 1 else 0, arguments) for _ in range(times)]
+        for number, run in enumerate(as_completed(runs), 1):
+            failures.update(run.result())
             print(
-                f"load of {load}, {number} of {times}: {seconds:.0f} s, load average {averages[0]:.1f}, "
-                f"{failures.total()} failures so far",
+                f"{at_once} at a time, {number} of {times} done: {time.monotonic() - started:.0f} s, "
+                f"load average {os.getloadavg()[0]:.1f}, {failures.total()} failures so far",
                 flush=True,
             )
             for name, count in failures.most_common():
@@ -73,15 +68,16 @@ def repeat(times: int, load: int, arguments: list[str]) -> Counter[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--times", type=int, default=30, help="repetitions (30)")
-    parser.add_argument("--load", type=int, default=8, help="busy processes of the second half (8); 0 leaves it out")
+    parser.add_argument("--alone", type=int, default=30, help="repetitions one after the other (30)")
+    parser.add_argument("--together", type=int, default=30, help="repetitions of which several run at once (30)")
+    parser.add_argument("--at-once", type=int, default=8, help="repetitions that run at once (8)")
     parser.add_argument("arguments", nargs="*", help="files of tests, or options of pytest behind --")
     options = parser.parse_args()
     # only files with marked tests: collecting all of them takes longer than most of the tests
     marked = sorted(str(path) for path in TESTS.rglob("test_*.py") if "pytest.mark.stress" in path.read_text())
-    loads = [0, options.load] if options.load else [0]
-    failures = sum((repeat(options.times, load, options.arguments or marked) for load in loads), Counter())
-    print(f"{failures.total()} failures in {options.times * len(loads)} repetitions")
+    arguments = options.arguments or marked
+    failures = repeat(options.alone, 1, arguments) + repeat(options.together, options.at_once, arguments)
+    print(f"{failures.total()} failures in {options.alone + options.together} repetitions")
     sys.exit(1 if failures else 0)
 
 

@@ -284,6 +284,9 @@ class TrainConfig(Named):
     credit: Literal["off", "value"] = "off"
     """value: weight the trained tokens of a turn by the turn's value (tokens.credit), at least 0; turns without a value
     have weight 1."""
+    min_probability: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """dpo and sft: tokens of runs and chosen sides that were sampled with a lower probability have weight 0, so that
+    noise of the sampling is not imitated. Needs log-probabilities recorded with the token ids. 0: off."""
     # epochs, batches and order of the data
     epochs: Count = _also("epochs", "max_num_epochs", default=1)
     """Passes over the data of the first channel."""

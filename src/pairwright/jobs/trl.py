@@ -34,7 +34,7 @@ _OPTIMIZERS = {"adamw": "adamw_torch", "adafactor": "adafactor", "adamw_8bit": "
 FILE = "trl.yaml"
 _KINDS = ("dpo", "sft", "kto")
 # Keys of the section `train` that affect rows and their values.
-_ROW_OPTIONS = {"where", "score", "kto", "dpo", "credit", "precision", "device"}
+_ROW_OPTIONS = {"where", "score", "kto", "dpo", "credit", "min_probability", "precision", "device"}
 
 
 def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:

@@ -175,25 +175,6 @@ def weigh_turns(sequence: Sequence, messages: Items[Message]) -> Sequence:
     return msgspec.structs.replace(sequence, weights=own)
 
 
-def weigh_by_credit(sequence: Sequence) -> Sequence:
-    """Multiply the weights of trained tokens by the value of their turn, clipped at 0; without a value, by 1.
-
-    >>> known = Report(credit=(TurnCredit(1, "failed", -1.0), TurnCredit(2, "ok", 2.0)))
-    >>> turns = {"mask": [0, 1, 1, 1], "message_index": [0, 1, 2, 3]}
-    >>> sequence = Sequence(ids=[1, 2, 3, 4], paint=[0] * 4, report=known, **turns)
-    >>> weigh_by_credit(sequence).weights
-    array([0., 0., 2., 1.], dtype=float32)
-    """
-    values = {credit.turn: max(0.0, credit.value) for credit in sequence.report.credit if credit.value is not None}
-    if not values:
-        return sequence
-    weights = np.where(sequence.mask, np.float32(1), np.float32(0)) if sequence.weights is None else sequence.weights
-    factors = np.ones(len(sequence), np.float32)
-    for turn, value in values.items():
-        factors[sequence.message_index == turn] = value
-    return msgspec.structs.replace(sequence, weights=weights * factors)
-
-
 Truncation = Literal["keep_start", "keep_end", "drop"]
 
 

@@ -32,10 +32,11 @@ from pairwright.records.messages import Json, Message, content_hash
 from pairwright.store.conditions import parse_where
 from pairwright.store.table import Table
 from pairwright.tokens.batch.collate import Tree, as_tree
-from pairwright.tokens.sequence import Sequence, weigh_by_credit
+from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.stage.cache import LOSSES, CachedPairs, CachedSequences, list_refusals
 from pairwright.tokens.stage.stage import encode_into, read_encoded
 from pairwright.training.token_signals import TokenSignals, read_token_signals
+from pairwright.training.token_weighting import UNWEIGHTED, TokenWeighting, count_unlikely
 
 Show = Callable[[int, int], None]
 NUM_RECENT = 2048  # pairs or runs whose trees are kept in memory
@@ -114,7 +115,7 @@ class PairData(_Trees):
     curriculum: str | None = None  # easy-first or hard-first if the table is in this order
     tasks: Array | None = None  # the number of each pair's task
     noise: Array | None = None  # probability that a pair's label is wrong, NaN if unknown; None if all are unknown
-    uses_credit: bool = False  # weigh tokens by the values of their turns
+    weighting: TokenWeighting = UNWEIGHTED
     _recent: dict[int, Looked] = field(default_factory=dict)
 
     @property
@@ -128,7 +129,7 @@ class PairData(_Trees):
 
     def _make(self, position: int) -> Looked:
         pair = self.pairs[position]
-        sides = [weigh_by_credit(one) if self.uses_credit else one for one in (pair.chosen, pair.rejected)]
+        sides = [self.weighting.weigh(pair.chosen), self.weighting.weigh(pair.rejected, is_imitated=False)]
         return as_tree(pair), find_weights(sides, pair.prompt_length)
 
     def list_held(self, position: int) -> list[HeldTurns]:
@@ -181,7 +182,7 @@ class PolicyData(_Trees):
     num_validation: int = 0  # the last ones are held out
     refusals: dict[str, str] = field(default_factory=dict)
     signals: TokenSignals = field(default_factory=TokenSignals)  # values recorded for single tokens
-    uses_credit: bool = False  # tokens count by the values of their turns
+    weighting: TokenWeighting = UNWEIGHTED
     _recent: dict[int, Looked] = field(default_factory=dict)
 
     @cached_property
@@ -213,8 +214,7 @@ class PolicyData(_Trees):
         return np.arange(len(self.ids) - self.num_validation, len(self.ids))
 
     def _make(self, position: int) -> Looked:
-        sequence = self.sequences[position]
-        sequence = weigh_by_credit(sequence) if self.uses_credit else sequence
+        sequence = self.weighting.weigh(self.sequences[position])
         tree = as_tree(sequence)
         return tree, find_weights([sequence], len(tree.prompt))
 
@@ -258,14 +258,14 @@ def load_pairs(
     *,
     where: str | None = None,
     is_encoded: bool = False,
-    uses_credit: bool = False,
+    weighting: TokenWeighting = UNWEIGHTED,
 ) -> PairData:
     """Encode the pairs of a table (cached ones are reused) and read those that match `where`.
 
     With `is_encoded`, nothing is encoded: sequences of another table or other options are refused.
     """
     manifest = _encode(source, tokens, options, show, is_encoded=is_encoded)
-    _require_values(source, manifest, uses_credit=uses_credit)
+    unlikely = _check_weighting(weighting, source, tokens, manifest)
     pairs = CachedPairs(tokens)
     # One row per pair id, in the order of the cache; `row` is the position in the table.
     columns = ["id", "weight", "gap", "split", "tid", "label_noise"]
@@ -296,14 +296,20 @@ def load_pairs(
         gaps=rows["gap"].to_numpy().astype(np.float32),
         train=in_order[(wanted & ~held)[in_order]],
         validation=in_order[(wanted & held)[in_order]],
-        counts={**counts, "truncated": manifest["truncated"], "recorded": manifest["recorded"], **_losses(manifest)},
+        counts={
+            **counts,
+            "truncated": manifest["truncated"],
+            "recorded": manifest["recorded"],
+            **_losses(manifest),
+            **unlikely,
+        },
         refusals={name: reason for name, reason, _ in list_refusals(tokens)},
         curriculum=read_curriculum(source),
         tasks=rows["tid"].rank("dense").to_numpy(),
         noise=None
         if rows["label_noise"].null_count() == rows.height
         else rows["label_noise"].fill_null(float("nan")).to_numpy().astype(np.float32),
-        uses_credit=uses_credit,
+        weighting=weighting,
     )
 
 
@@ -317,11 +323,11 @@ def load_policy_data(
     where: str | None = None,
     score: str | None = None,
     is_encoded: bool = False,
-    uses_credit: bool = False,
+    weighting: TokenWeighting = UNWEIGHTED,
 ) -> PolicyData:
     """Load the experiences of a table as sequences, with their groups (same task, step and prompt)."""
     manifest = _encode(source, tokens, options, show, is_encoded=is_encoded)
-    _require_values(source, manifest, uses_credit=uses_credit)
+    unlikely = _check_weighting(weighting, source, tokens, manifest)
     table, columns = Table(source, create=False).with_score(score), ["uid", "tid", "step", "prompt_hash", "reward"]
     rewards: dict[str, tuple[str, float | None]] = {}  # uid -> (hash of its group, reward)
     for batch in table.scan(columns=columns):
@@ -361,10 +367,10 @@ def load_policy_data(
         lengths=cached.lengths[places],
         rewards=np.array(values, np.float32),
         groups=np.array(groups, np.int64),
-        counts={**counts, **signals.counts, **_losses(manifest)},
+        counts={**counts, **signals.counts, **_losses(manifest), **unlikely},
         refusals={name: reason for name, reason, _ in list_refusals(tokens)},
         signals=signals,
-        uses_credit=uses_credit,
+        weighting=weighting,
     )
 
 
@@ -426,13 +432,24 @@ def _encode(source: Path, tokens: Path, options: TokensConfig, show: Show, *, is
     return manifest
 
 
-def _require_values(source: Place, manifest: dict[str, Any], *, uses_credit: bool) -> None:
-    """Refuse `train.credit` if no turn has a value: it would have no effect."""
-    if uses_credit and not manifest.get("turns_with_value"):
+def _check_weighting(
+    weighting: TokenWeighting, source: Place, tokens: Path, manifest: dict[str, Any]
+) -> dict[str, int]:
+    """Refuse a weighting that would have no effect; return the number of tokens that are too unlikely, by name."""
+    if weighting.uses_credit and not manifest.get("turns_with_value"):
         raise DataError(
             f"{source}: train.credit is value, but no trained turn has a value: record step rewards, name a function "
             "(tokens.credit.function), or encode with tokens.credit.store=true"
         )
+    if not weighting.min_probability:
+        return {}
+    num_known, num_unlikely = count_unlikely(tokens, weighting.min_probability)
+    if not num_known and manifest["sequences"]:
+        raise DataError(
+            f"{source}: train.min_probability needs log-probabilities recorded with the token ids, and no sequence has "
+            "any: collect with a local model or an endpoint that returns them, or set it to 0"
+        )
+    return {"too_unlikely": num_unlikely}
 
 
 def stop_for_inputs(source: Place, refused: dict[str, int]) -> None:

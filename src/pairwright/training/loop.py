@@ -419,6 +419,10 @@ def describe_losses(channel: Channel) -> list[str]:
             notes.append(f"{channel.name}: {count:,} sequences {name.replace('_', ' ')}: see pairwright tokens show")
     if count := channel.counts.get("truncated"):
         notes.append(f"{channel.name}: {count:,} sequences are cut at the limit of their length; see tokens.max_length")
+    if count := channel.counts.get("too_unlikely"):
+        notes.append(
+            f"{channel.name}: {count:,} tokens have weight 0: their probability is below train.min_probability"
+        )
     for name in UNUSED:
         if count := channel.counts.get(f"{name}_unused"):
             notes.append(f"{channel.name}: {count:,} runs have {name}, which are not used")

@@ -40,6 +40,7 @@ from pairwright.training.model.load_model import model_hash
 from pairwright.training.model.policy_model import Policy, open_policy
 from pairwright.training.model.ranks import Ranks
 from pairwright.training.model.reference import ReferenceCache, ReferenceLogps
+from pairwright.training.token_weighting import TokenWeighting
 
 CHANNELS = ("dpo", "sft", "grpo", "sdpo", "kto")
 
@@ -137,9 +138,11 @@ def read_channels(
         "options": options,
         "show": show,
         "where": settings.where,
-        "uses_credit": settings.credit != "off",
+        "weighting": TokenWeighting(settings.credit != "off", settings.min_probability),
     }
     of_runs = {**shared, "score": settings.score}
+    if settings.min_probability and not (weights.dpo or weights.sft):
+        raise DataError("train.min_probability is for channels that imitate: dpo and sft")
     folders = TokenFolders(tokens, output / "tokens")
     channels: list[Any] = []
     pair_data: PairData | None = None
@@ -173,7 +176,8 @@ def read_channels(
         channels.append(LikelihoodChannel(likely, weights.sft, order, limits))
     if weights.grpo or weights.kto:
         source = _require(experience, "grpo" if weights.grpo else "kto", "--experience")
-        runs = load_policy_data(source, **of_runs, **folders.of("runs"))
+        plain_weighting = TokenWeighting(settings.credit != "off")  # unlikely tokens of bad runs are to be avoided
+        runs = load_policy_data(source, **{**of_runs, "weighting": plain_weighting}, **folders.of("runs"))
         if weights.grpo:
             draw = partial(_order, config, units=_number_units(runs, settings.shuffle_by or "group"))
             channels.append(PolicyChannel(runs, settings.grpo, weights.grpo, draw, limits))
