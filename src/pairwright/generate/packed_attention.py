@@ -47,7 +47,8 @@ class SlotWrite(NamedTuple):
     place: Any  # one for all, or a tensor of indices
 
 
-class ShortPrompts(NamedTuple):
+@dataclass(frozen=True)
+class ShortPrompts:
     """`count` prompts of `size` tokens each, from token `start` on, that attend to themselves."""
 
     start: int
