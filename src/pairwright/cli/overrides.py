@@ -47,7 +47,7 @@ class ConfigCommand(TyperCommand):
         return [*super().collect_usage_pieces(ctx), "[KEY=VALUE]..."]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        options = [param for param in self.params if param.param_type_name == "option"]
+        options: list[Any] = [param for param in self.params if param.param_type_name == "option"]
         with_value = {name for param in options if not param.is_flag and not param.count for name in param.opts}
         joined: list[str] = []
         words = iter(args)
