@@ -36,7 +36,7 @@ from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.stage.cache import LOSSES, CachedPairs, CachedSequences, list_refusals
 from pairwright.tokens.stage.stage import encode_into, read_encoded
 from pairwright.training.token_signals import TokenSignals, read_token_signals
-from pairwright.training.token_weighting import UNWEIGHTED, TokenWeighting, count_unlikely
+from pairwright.training.token_weighting import UNWEIGHTED, TokenWeighting, count_unlikely, find_report
 
 Show = Callable[[int, int], None]
 NUM_RECENT = 2048  # pairs or runs whose trees are kept in memory
@@ -129,7 +129,7 @@ class PairData(_Trees):
 
     def _make(self, position: int) -> Looked:
         pair = self.pairs[position]
-        sides = [self.weighting.weigh(pair.chosen), self.weighting.weigh(pair.rejected, is_imitated=False)]
+        sides = [self.weighting.weigh(pair.chosen), self.weighting.weigh_rejected(pair)]
         return as_tree(pair), find_weights(sides, pair.prompt_length)
 
     def list_held(self, position: int) -> list[HeldTurns]:
@@ -302,6 +302,11 @@ def load_pairs(
             "recorded": manifest["recorded"],
             **_losses(manifest),
             **unlikely,
+            **(
+                {}
+                if weighting.contrasts_reports
+                else {"last_turns_left_out": sum(find_report(pair) is not None for pair in pairs)}
+            ),
         },
         refusals={name: reason for name, reason, _ in list_refusals(tokens)},
         curriculum=read_curriculum(source),

@@ -423,6 +423,10 @@ def describe_losses(channel: Channel) -> list[str]:
         notes.append(
             f"{channel.name}: {count:,} tokens have weight 0: their probability is below train.min_probability"
         )
+    if (count := channel.counts.get("last_turns_left_out")) and channel.name == "dpo":
+        notes.append(
+            f"dpo: {count:,} rejected sides differ before their last turn, which has weight 0 (train.dpo.contrast)"
+        )
     for name in UNUSED:
         if count := channel.counts.get(f"{name}_unused"):
             notes.append(f"{channel.name}: {count:,} runs have {name}, which are not used")

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from pairwright.tokens.encode_pairs import EncodedPair
 from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.stage.cache import ITEMS, scan_cache
 
@@ -16,15 +17,27 @@ from pairwright.tokens.stage.cache import ITEMS, scan_cache
 @dataclass(frozen=True)
 class TokenWeighting:
     """`uses_credit`: the value of the turn (train.credit). `min_probability`: tokens of imitated sequences that were
-    sampled with a lower probability have the weight 0 (train.min_probability)."""
+    sampled with a lower probability have the weight 0 (train.min_probability). `contrasts_reports`: the last turn of a
+    rejected side always counts (train.dpo.contrast: all)."""
 
     uses_credit: bool = False
     min_probability: float = 0.0
+    contrasts_reports: bool = True
 
-    def weigh(self, sequence: Sequence, *, is_imitated: bool = True) -> Sequence:
-        """Return the sequence with its weights. Unlikely tokens of rejected sides, not imitated, keep their weight."""
+    def weigh(self, sequence: Sequence) -> Sequence:
+        """Return a run or a chosen side with its weights."""
         sequence = weigh_by_credit(sequence) if self.uses_credit else sequence
-        return leave_out_unlikely(sequence, self.min_probability) if self.min_probability and is_imitated else sequence
+        return leave_out_unlikely(sequence, self.min_probability) if self.min_probability else sequence
+
+    def weigh_rejected(self, pair: EncodedPair) -> Sequence:
+        """Return the rejected side with its weights."""
+        sequence = weigh_by_credit(pair.rejected) if self.uses_credit else pair.rejected
+        start = None if self.contrasts_reports else find_report(pair)
+        if start is None:
+            return sequence
+        weights = _weights_of(sequence).copy()
+        weights[start:] = 0
+        return msgspec.structs.replace(sequence, weights=weights)
 
 
 UNWEIGHTED = TokenWeighting()
@@ -63,6 +76,27 @@ def leave_out_unlikely(sequence: Sequence, min_probability: float) -> Sequence:
     if not is_unlikely.any():
         return sequence
     return msgspec.structs.replace(sequence, weights=np.where(is_unlikely, np.float32(0), _weights_of(sequence)))
+
+
+def find_report(pair: EncodedPair) -> int | None:
+    """Find the rejected side's last turn if an earlier turn differs from the chosen side: the number of its first token.
+
+    >>> turns = {"mask": [0, 1, 0, 1], "message_index": [0, 1, 2, 3], "paint": [0] * 4}
+    >>> chosen, other_call, other_report = (
+    ...     Sequence(ids=ids, **turns) for ids in ([1, 2, 3, 4], [1, 9, 3, 8], [1, 2, 3, 8])
+    ... )
+    >>> find_report(EncodedPair(chosen=chosen, rejected=other_call, prompt_length=1))
+    3
+    >>> find_report(EncodedPair(chosen=chosen, rejected=other_report, prompt_length=1)) is None
+    True
+    """
+    rejected = pair.rejected
+    trained = np.flatnonzero(rejected.mask)
+    turns = rejected.message_index[trained]
+    if not len(turns) or turns[0] == turns[-1]:
+        return None  # a single turn, or the turns are unknown
+    start = int(trained[np.flatnonzero(turns == turns[-1])[0]])
+    return None if np.array_equal(rejected.ids[:start], pair.chosen.ids[:start]) else start
 
 
 def _weights_of(sequence: Sequence) -> Any:

@@ -138,7 +138,7 @@ def read_channels(
         "options": options,
         "show": show,
         "where": settings.where,
-        "weighting": TokenWeighting(settings.credit != "off", settings.min_probability),
+        "weighting": TokenWeighting(settings.credit != "off", settings.min_probability, settings.dpo.contrast == "all"),
     }
     of_runs = {**shared, "score": settings.score}
     if settings.min_probability and not (weights.dpo or weights.sft):
