@@ -1,5 +1,7 @@
-"""`train.min_probability`: tokens that were sampled with a lower probability are not imitated."""
+"""Weights of tokens: unlikely ones are not imitated (train.min_probability), reports of rejected sides not pushed away
+(train.dpo.contrast)."""
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -10,6 +12,8 @@ import pytest
 from ledger.small_flows import make_model, run_of, train_on
 from pairwright.config import Config
 from pairwright.ledger import build_ledger
+from pairwright.service.request_models import Hyperparameters
+from pairwright.service.run.hyperparameters import train_section
 from pairwright.store.table import Table
 from pairwright.training import train
 from pairwright.training.data import DataError
@@ -57,7 +61,8 @@ def test_unlikely_tokens_of_chosen_sides_and_of_runs_have_weight_0_and_those_of_
     model, tmp_path
 ):
     good, bad = made_runs()
-    pairs = train_on(tmp_path / "dpo", model, [good, bad], min_probability=0.02, channels={"dpo": 1.0, "sft": 1.0})
+    settings = {"min_probability": 0.02, "channels": {"dpo": 1.0, "sft": 1.0}, "dpo": {"contrast": "all"}}
+    pairs = train_on(tmp_path / "dpo", model, [good, bad], **settings)
     weights = dumped_weights(pairs)
     assert weights["dpo", 0] == weights["sft", 0] == expected(good)
     assert 0.0 in expected(good)
@@ -85,3 +90,36 @@ def test_it_is_refused_where_it_would_have_no_effect(model, tmp_path):
         train_on(tmp_path / "unknown", model, unknown, min_probability=0.02)
     with pytest.raises(DataError, match="for channels that imitate: dpo and sft"):
         train_on(tmp_path / "grpo", model, made_runs(), min_probability=0.02, channels={"dpo": 0.0, "grpo": 1.0})
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+@pytest.mark.parametrize(
+    ("answers", "trained"),
+    [
+        (["bad", "no"], [True, False]),  # the report follows from another decision
+        (["good", "no"], [True, True]),  # the report is what differs
+        (["bad"], [True]),  # a single turn
+    ],
+)
+def test_the_last_turn_of_a_rejected_side_is_pushed_away_only_if_no_earlier_turn_differs(
+    model, tmp_path, answers, trained, is_recorded
+):
+    runs = [
+        run_of(1, 0, ["good", "yes"], reward=1.0, is_recorded=is_recorded),
+        run_of(1, 1, answers, reward=0.0, is_recorded=is_recorded),
+    ]
+    folder = train_on(tmp_path, model, runs)
+    weights = dumped_weights(folder) if not all(trained) else {("dpo", 1): None}
+    counts = json.loads((folder / "train.json").read_text())["counts"]["dpo"]
+    assert counts["last_turns_left_out"] == trained.count(False)
+    if not all(trained):
+        first, second = (len(list(turn)) for _, turn in itertools.groupby(weights["dpo", 1]))
+        assert weights["dpo", 1] == [1.0] * first + [0.0] * second
+        assert set(weights["dpo", 0]) == {1.0}
+    assert build_ledger("run", folder).problems == []
+
+
+def test_services_and_other_interfaces_push_every_turn_away():
+    asked = Hyperparameters.model_validate({"training_type": "dpo", "finetuning_type": "lora"})
+    assert train_section(asked)["dpo"]["contrast"] == "all"
+    assert Config().train.dpo.contrast == "decisions"

@@ -79,7 +79,7 @@ def leave_out_unlikely(sequence: Sequence, min_probability: float) -> Sequence:
 
 
 def find_report(pair: EncodedPair) -> int | None:
-    """Find the rejected side's last turn if an earlier turn differs from the chosen side: the number of its first token.
+    """Return the number of the first token of the rejected side's last turn if an earlier turn of the sides differs.
 
     >>> turns = {"mask": [0, 1, 0, 1], "message_index": [0, 1, 2, 3], "paint": [0] * 4}
     >>> chosen, other_call, other_report = (
