@@ -278,7 +278,7 @@ def test_what_root_is_never_refused_has_its_line_too(number, monkeypatch, capsys
 
     entry = sys.modules[main.__module__]
     monkeypatch.setattr(entry, "get_command", lambda app: refuse)
-    monkeypatch.setattr(entry, "guard_commands", lambda command: None)
+    monkeypatch.setattr(entry.guards, "guard_commands", lambda command: None)
     monkeypatch.setattr(entry, "simplify_help", lambda command: None)
     code, lines = call(["import"], monkeypatch, capsys)
     check(code, lines)
