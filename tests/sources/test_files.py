@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from pairwright.sources.files import (
     expand_paths,
     first_items,
     is_json_lines,
+    line_batches,
     line_units,
     ranges,
     read_line_blocks,
@@ -110,7 +112,8 @@ def test_ranges_cover_every_line_once(tmp_path, monkeypatch):
     path = written(tmp_path, b"\n".join(lines) + b"\n\n")
     pieces = ranges(path, 500)
     assert len(pieces) > 5
-    units = [unit for start, stop, line in pieces for unit in line_units(path, start=start, stop=stop, line=line)]
+    batches = [batch for start, stop, line in pieces for batch in line_batches(path, start=start, stop=stop, line=line)]
+    units = list(chain.from_iterable(batches))
     assert [(origin.line, value["n"]) for origin, value in units] == [(n + 1, n) for n in range(200)]
 
 

@@ -67,16 +67,6 @@ def test_a_hostile_result_is_no_failure_of_ours():
         assert text_error_kind(text) is None
 
 
-class Everything:
-    """A set that has everything, so that a cheap test with it rules nothing out."""
-
-    def __contains__(self, value):
-        return True
-
-    def isdisjoint(self, value):
-        return False
-
-
 PIECES = (
     "error", "Error: ", "ERROR", "exit code 1", "Exit code: 0", "code", "EXIT STATUS 3", "returned 2", "mode", "failed to run",
     "tool x not found", "unknown function", "cat: a: No such file or directory", "\n", "\r\n", "\x1b[0m", "\x1b", "$", "root@a:/#",
@@ -100,18 +90,6 @@ def random_value(draw, depth=0):
 
 def random_text(draw):
     return "".join(draw.choice(PIECES) for _ in range(draw.randint(1, 5)))
-
-
-def test_cheap_tests_change_no_verdict(monkeypatch):
-    draw = random.Random(5)
-    texts = [*FAILED, *FINE, *(random_text(draw) for _ in range(3000))]
-    texts += [json.dumps(random_value(draw)) for _ in range(3000)]
-    quick = [text_error_kind(text) for text in texts]
-    assert sum(kind is not None for kind in quick) > 1000
-    for name in ("_ONLY_STATUS", "_EXIT_KEYS"):
-        monkeypatch.setattr(tool_errors, name, Everything())
-    monkeypatch.setattr(tool_errors, "_may_have_status", lambda text, head: True)
-    assert [text_error_kind(text) for text in texts] == quick
 
 
 # A failed result is among the suspicious ones, however it is written
