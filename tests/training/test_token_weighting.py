@@ -12,8 +12,6 @@ import pytest
 from ledger.small_flows import make_model, run_of, train_on
 from pairwright.config import Config
 from pairwright.ledger import build_ledger
-from pairwright.service.request_models import Hyperparameters
-from pairwright.service.run.hyperparameters import train_section
 from pairwright.store.table import Table
 from pairwright.training import train
 from pairwright.training.data import DataError
@@ -61,7 +59,7 @@ def test_unlikely_tokens_of_chosen_sides_and_of_runs_have_weight_0_and_those_of_
     model, tmp_path
 ):
     good, bad = made_runs()
-    settings = {"min_probability": 0.02, "channels": {"dpo": 1.0, "sft": 1.0}, "dpo": {"contrast": "all"}}
+    settings = {"min_probability": 0.02, "channels": {"dpo": 1.0, "sft": 1.0}}
     pairs = train_on(tmp_path / "dpo", model, [good, bad], **settings)
     weights = dumped_weights(pairs)
     assert weights["dpo", 0] == weights["sft", 0] == expected(good)
@@ -108,7 +106,7 @@ def test_the_last_turn_of_a_rejected_side_is_pushed_away_only_if_no_earlier_turn
         run_of(1, 0, ["good", "yes"], reward=1.0, is_recorded=is_recorded),
         run_of(1, 1, answers, reward=0.0, is_recorded=is_recorded),
     ]
-    folder = train_on(tmp_path, model, runs)
+    folder = train_on(tmp_path, model, runs, dpo={"contrast": "decisions"})
     weights = dumped_weights(folder) if not all(trained) else {("dpo", 1): None}
     counts = json.loads((folder / "train.json").read_text())["counts"]["dpo"]
     assert counts["last_turns_left_out"] == trained.count(False)
@@ -117,9 +115,3 @@ def test_the_last_turn_of_a_rejected_side_is_pushed_away_only_if_no_earlier_turn
         assert weights["dpo", 1] == [1.0] * first + [0.0] * second
         assert set(weights["dpo", 0]) == {1.0}
     assert build_ledger("run", folder).problems == []
-
-
-def test_services_and_other_interfaces_push_every_turn_away():
-    asked = Hyperparameters.model_validate({"training_type": "dpo", "finetuning_type": "lora"})
-    assert train_section(asked)["dpo"]["contrast"] == "all"
-    assert Config().train.dpo.contrast == "decisions"

@@ -141,9 +141,9 @@ class PreferenceConfig(PreferenceTerms, PreferenceLossName):  # keys of the last
     sft_average_log_probs: bool = True
     """Divide the chosen side's log-likelihood by its number of tokens. For other trainers and services the default is
     preference_average_log_probs."""
-    contrast: Literal["decisions", "all"] = "decisions"
-    """decisions: the last turn of a rejected side is pushed away only if no earlier turn of the pair differs: a report
-    that follows from wrong decisions may be right. all: every turn, as services, NAT's plugin and other trainers do."""
+    contrast: Literal["all", "decisions"] = "all"
+    """Turns of rejected sides that are pushed away. decisions: the last one only if no earlier turn of the pair differs,
+    because a report that follows from wrong decisions may be right."""
     anchor_weight: Amount = 0.0
     """Weight of the negative log-likelihood, per trained token, of generated turns in the prompts of pairs (steps,
     divergence). Pairs do not compare these turns; the term keeps their likelihood. 0 leaves it out."""

@@ -195,7 +195,7 @@ class PairwrightTrainerAdapterConfig(TrainerAdapterConfig, name="pairwright_trai
         if "channels" in self.train.model_fields_set:
             del asked["training_type"]  # `channels` replaces it
         train = merge_trees(asked, self.train.model_dump(exclude_unset=True))
-        train["dpo"] = {"contrast": "all", **follow_average(train["dpo"])}
+        train["dpo"] = follow_average(train["dpo"])
         return adjust_config(
             Config(),
             seed=self.seed,
