@@ -142,7 +142,7 @@ class PreferenceConfig(PreferenceTerms, PreferenceLossName):  # keys of the last
     """Divide the chosen side's log-likelihood by its number of tokens. For other trainers and services the default is
     preference_average_log_probs."""
     contrast: Literal["all", "decisions"] = "all"
-    """Turns of rejected sides that are pushed away. decisions: the last one only if no earlier turn of the pair differs,
+    """Turns of rejected sides to push away. decisions: the last one only if no earlier turn of the pair differs,
     because a report that follows from wrong decisions may be right."""
     anchor_weight: Amount = 0.0
     """Weight of the negative log-likelihood, per trained token, of generated turns in the prompts of pairs (steps,
