@@ -44,15 +44,15 @@ WALK = """
 import json, os, sys, threading
 from pathlib import Path
 folder, package = Path(sys.argv[1]), sys.argv[2]
-files, depth = set(), 0
+functions, depth = set(), 0
 local = threading.local()
 
 def profile(frame, event, _argument):
     global depth
     if event != "call":
         return
-    name = frame.f_code.co_filename
-    if not name.startswith(package):
+    name, function = frame.f_code.co_filename, frame.f_code.co_qualname
+    if not name.startswith(package) or function.endswith(">"):  # a lambda or a comprehension
         return
     height = 0
     while frame is not None:
@@ -61,7 +61,7 @@ def profile(frame, event, _argument):
             if code.co_name == "<module>":  # while a module is imported, nothing happens to a record
                 return
             height += 1
-    files.add(name)
+    functions.add((name, function))
     depth = max(depth, height)
 
 from pairwright.cli import main
@@ -75,7 +75,7 @@ for command in json.loads(sys.argv[3]):
         if end.code not in (0, None):
             raise
 sys.setprofile(None)
-print("WALK", json.dumps([len(files), depth]))
+print("WALK", json.dumps([len({name for name, _ in functions}), len(functions), depth]))
 """
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -128,7 +128,7 @@ def measure_source(package: Path) -> dict[str, str]:
 
 
 def measure_walk(root: Path) -> str:
-    """Return the files and the stack depth that two NeMo Gym lines need from import to report."""
+    """Return the files, the functions and the stack depth that two NeMo Gym lines need from import to report."""
     package = root / "src" / "pairwright"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -149,8 +149,8 @@ def measure_walk(root: Path) -> str:
         )  # fmt: skip
     for line in done.stdout.splitlines():
         if line.startswith("WALK "):
-            num_files, depth = json.loads(line[5:])
-            return f"{num_files} (stack depth {depth})"
+            num_files, num_functions, depth = json.loads(line[5:])
+            return f"{num_files} / {num_functions:,} / {depth}"
     raise SystemExit(f"bench house: the walk failed\n{done.stdout}{done.stderr}")
 
 
@@ -184,7 +184,7 @@ def _write_tokenizer(folder: Path) -> None:
 def main() -> None:
     root = Path(sys.argv[2]).resolve() if len(sys.argv) > 2 and Path(sys.argv[2]).is_dir() else ROOT
     rows = measure_source(root / "src" / "pairwright")
-    rows["files that one record touches from import to report"] = measure_walk(root)
+    rows["from import to report, one record: files / functions / depth"] = measure_walk(root)
     print("\n| the house | measured |\n|---|---|")
     for name, value in rows.items():
         print(f"| {name} | {value} |")
