@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 from generate.tiny_models import save_model
 from jobs.made_pairs import pair, pair_with_tool_results, pairs_table
-from pairwright.config import Config
+from pairwright.config import Config, load_config
 from pairwright.errors import ConfigError
 from pairwright.jobs import BACKENDS, BackendError, JobFailed, JobRequest, JobState, read_job
 from pairwright.jobs.job import silent
@@ -193,6 +193,14 @@ def test_the_shell_runs_nothing_that_comes_from_the_configuration(tmp_path, mode
     done = subprocess.run(["bash", job.details["script"]], cwd=checkout, capture_output=True, text=True, check=True)
     assert not [path for place in (tmp_path, checkout) for path in place.glob("*ran-*") if path != folder]
     assert f"{folder.resolve()}/nemo-rl-dpo.yaml\n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"), [("launcher", "slurm", "to sbatch"), ("slurm.account", "me", "those of sbatch")]
+)
+def test_keys_of_a_launch_on_slurm_are_refused_with_what_replaces_them(key, value, words):
+    with pytest.raises(ConfigError, match=words):
+        load_config(overrides=[(f"backend.nemo_rl.{key}", value)], environment={})
 
 
 def test_pairs_that_an_epoch_leaves_out_are_counted(tmp_path, model):
