@@ -6,6 +6,7 @@ import pytest
 from test_cli_overrides import run
 
 from pairs.made_tables import candidate, made
+from pairwright.cli.renamed import RENAMED
 from pairwright.pairs import PairOptions, build_pairs
 
 __all__ = ["run"]
@@ -52,3 +53,10 @@ def test_a_table_without_pairs_says_how_to_make_some(run, tmp_path):
     made(tmp_path / "experience", [candidate(0.9, "yes")])
     code, _, err = run("explain", "experience")
     assert (code, "Next: pairwright pairs experience -o DIR" in err) == (1, True)
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_an_old_spelling_prints_the_new_command_with_its_arguments(run, tables, old, new):
+    code, out, err = run(*old, "runs/first/pairs", "a b")
+    assert (code, out) == (3, "")
+    assert err.endswith(f"is now: pairwright {' '.join(new)} runs/first/pairs 'a b'\n")

@@ -95,6 +95,8 @@ explain nosuch.jsonl | nosuch.jsonl
 explain run/experience nosuchid | nosuchid
 explain run/pairs 0123 | 0123
 explain emptyfolder | emptyfolder
+pairs explain run/pairs | pairwright explain run/pairs
+experience export run/experience --to parquet -o x | pairwright export
 score run/experience | --with
 score run/experience --with nosuch | nosuch
 score run/experience --with nosuch.py:f | nosuch.py

@@ -1,5 +1,7 @@
 """Names of NAT and NeMo Gym are understood, and contradictions between names are refused."""
 
+import json
+
 import pytest
 
 from pairwright.config import PairsConfig
@@ -122,6 +124,18 @@ def test_names_of_nat_and_gym_work_in_a_configuration_and_contradictions_are_ref
     path.write_text("pairs: {min_gap: 0.2, min_score_diff: 0.1}\n")
     with pytest.raises(ConfigError, match="drop one"):
         load_config(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("tree", True), ("balance_by", "reweight"), ("curriculum_start", 0.3), ("curriculum_learning", {"enabled": True})],
+)
+def test_a_removed_option_says_what_holds_now(tmp_path, key, value):
+    from pairwright.config import load_config
+
+    (tmp_path / "run.yaml").write_text(json.dumps({"pairs": {key: value}}))
+    with pytest.raises(ConfigError, match=f"unknown key 'pairs.{key}', which was removed: "):
+        load_config(tmp_path / "run.yaml")
 
 
 def test_a_preset_gives_defaults_and_what_is_set_beside_it_wins():

@@ -145,7 +145,7 @@ def test_bfloat16_logits_are_compared_in_float32():
 def test_what_is_missing_or_out_of_range_is_refused():
     with pytest.raises(ConfigError, match=r"beta: got 1.5, expected at most 1"):
         distill_loss(STUDENT, TEACHER, DistillOptions(beta=1.5))
-    with pytest.raises(ConfigError, match="unknown key 'top_k_of'; did you mean 'top_k'"):
+    with pytest.raises(ConfigError, match="unknown key 'top_k_of', which was removed: the tokens are the student's"):
         DistillOptions(top_k=1, top_k_of="teacher")
     with pytest.raises(ConfigError, match="targets_K: the importance ratio needs the tokens"):
         distill_loss(STUDENT, TEACHER, DistillOptions(), old_logps_K=torch.zeros(1))

@@ -31,6 +31,7 @@ from pairwright.cli.commands.train import TRAIN_KEYS, train_model
 from pairwright.cli.help_style import HELP_NAMES, simplify_help
 from pairwright.cli.key_options import with_options
 from pairwright.cli.overrides import ConfigCommand
+from pairwright.cli.renamed import refuse_renamed
 from pairwright.errors import PairwrightError
 from pairwright.interrupts import handle_interrupts
 
@@ -124,6 +125,7 @@ def _leave(code: int) -> None:
 def main() -> None:
     """Run the command line; print one line on stderr for every error that a user can act on."""
     try:
+        refuse_renamed(sys.argv[1:])
         command = get_command(app)
         guards.guard_commands(command)
         simplify_help(command)
