@@ -104,6 +104,11 @@ def refuse_untranslatable(train: TrainConfig) -> None:
         f"train.dpo.loss {train.dpo.loss!r} (it has sigmoid)": train.dpo.loss != "sigmoid",
         "train.optimizer": train.optimizer != "adamw",
         "train.where": train.where is not None,
+        "train.credit": train.credit != "off",
+        "train.min_probability": train.min_probability > 0,
+        "train.dpo.contrast": train.dpo.contrast != "all",
+        "train.dpo.anchor_weight": train.dpo.anchor_weight > 0,
+        "train.early_stop": train.early_stop,
     }
     refuse_options(train, asked, trainer="NeMo RL")
 

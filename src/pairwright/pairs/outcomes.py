@@ -67,7 +67,7 @@ class OutcomesWriter:
 
 
 def explain(folder: Place, identity: str) -> dict[str, Any]:
-    """Return what became of an experience (a part of its id) or the sources of a pair (a prefix of its id)."""
+    """Return the fate of an experience (a part of its id) or the sources of a pair (a prefix of its id)."""
     if not (folder / FILE_NAME).exists():
         raise TableError(
             f"{folder / FILE_NAME}: no such file; make one with: pairwright pairs build EXPERIENCE -o {folder}"
