@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1] / "tests"
+MAX_SECONDS = 3600  # of one repetition
 
 
 def failed_tests(processes: int, arguments: list[str]) -> list[str]:
@@ -34,7 +35,12 @@ def failed_tests(processes: int, arguments: list[str]) -> list[str]:
             f"--junitxml={report}",
             f"--basetemp={folder}/tests",
         ]
-        done = subprocess.run([sys.executable, "-m", "pytest", *words, *arguments], capture_output=True, text=True)
+        command = [sys.executable, "-m", "pytest", *words, *arguments]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=MAX_SECONDS)
+        except subprocess.TimeoutExpired:
+            # a process that hangs after its last test has written the report
+            return [f"pytest: no end after {MAX_SECONDS} s {'with' if report.exists() else 'without'} a report"]
         if not report.exists():
             sys.exit(f"pytest did not run (exit code {done.returncode}):\n{done.stdout}{done.stderr}")
         cases = list(ET.parse(report).iter("testcase"))

@@ -5,6 +5,8 @@ import gzip
 import io
 import json
 import random
+import subprocess
+import sys
 
 import polars as pl
 import pytest
@@ -258,6 +260,33 @@ def test_a_put_that_fails_leaves_nothing_to_see_and_says_where(both, s3):
         import_files([str(more)], Table(bucket.url("experience")))
     s3.failing = None
     assert set(bucket.objects()) == set(before), "nothing was added, hidden folders are gone"
+
+
+LEFT_IN_PIECES = """
+import pathlib, sys
+import pairwright.paths.addresses as addresses
+from pairwright.paths import place
+class Torn:
+    def __init__(self, *_): self.chunks = [b"x" * 2**24] * 2
+    def __enter__(self): return self
+    def __exit__(self, *_): pass
+    def read(self, _):
+        if not self.chunks: raise ValueError("torn")
+        return self.chunks.pop()
+addresses.open = Torn
+try:
+    place(sys.argv[1]).put(pathlib.Path("unused"))
+except ValueError:
+    print("failed", flush=True)
+"""
+
+
+def test_a_process_whose_upload_failed_ends_and_publishes_nothing(bucket):
+    """At its end the stream's destructor would wait for an upload that no thread does any more, or publish a part."""
+    words = [sys.executable, "-c", LEFT_IN_PIECES, bucket.url("large")]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "failed\n", "")
+    assert bucket.objects() == []
 
 
 class Torn(io.FileIO):

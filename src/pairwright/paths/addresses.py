@@ -5,6 +5,7 @@ locks and no appends. The text of an address omits credentials (before the @) an
 """
 
 import contextlib
+import ctypes
 import io
 import os
 import re
@@ -27,7 +28,6 @@ _MAX_REASON_CHARS = 300
 READ_BYTES = 2 * 2**20  # buffer of a sequential read
 _MAX_COPY_BYTES = 5 * 2**30  # limit of a server-side copy in S3
 _CHUNK_BYTES = 8 * 2**20
-_abandoned: list[Any] = []  # upload streams that failed: see `send`
 _SERVICE_ERROR = re.compile(r"AWS Error (\w+) during (\w+) operation:(.*)", re.S)
 # AWS error code in Arrow's messages -> advice for the user
 _HINTS = {
@@ -60,8 +60,8 @@ def has_folders(system: Any) -> bool:
 
 
 def send(system: Any, path: str, local: Path) -> None:
-    """Upload a local file. Closing a stream early, even by garbage collection, would publish a partial file, so a
-    failed or interrupted stream stays referenced and open until the process ends."""
+    """Upload a local file. A stream that failed or was interrupted is never destroyed: its destructor would publish a
+    partial file, and at the end of the process wait forever for threads that have ended."""
     stream = system.open_output_stream(path)
     try:
         with open(local, "rb") as file:
@@ -69,7 +69,7 @@ def send(system: Any, path: str, local: Path) -> None:
                 stream.write(chunk)
         stream.close()
     except BaseException:
-        _abandoned.append(stream)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(stream))
         raise
 
 
