@@ -141,9 +141,11 @@ class PreferenceConfig(PreferenceTerms, PreferenceLossName):  # keys of the last
     sft_average_log_probs: bool = True
     """Divide the chosen side's log-likelihood by its number of tokens. For other trainers and services the default is
     preference_average_log_probs."""
-    contrast: Literal["all", "decisions"] = "all"
-    """Turns of rejected sides to push away. decisions: the last one only if no earlier turn of the pair differs,
-    because a report that follows from wrong decisions may be right."""
+    contrast: Literal["single", "all", "decisions"] = "single"
+    """Turns of rejected sides to push away. single: sides of one generated turn; if most pairs have longer sides, their
+    chosen sides train by sft instead, without tokens that were sampled with a probability below 0.02, unless `loss`, `mixture` or `anchor_weight` is set. all: every turn.
+    decisions: the last turn only if no earlier turn of the pair differs, because a report that follows from wrong
+    decisions may be right. Other trainers and services: all."""
     anchor_weight: Amount = 0.0
     """Weight of the negative log-likelihood, per trained token, of generated turns in the prompts of pairs (steps,
     divergence). Pairs do not compare these turns; the term keeps their likelihood. 0 leaves it out."""
@@ -396,6 +398,8 @@ class TrainConfig(Named):
             if "channels" in data:
                 raise ValueError("training_type: give it or channels, not both")
             data["channels"] = {"dpo": 0.0, kind: 1.0}
+            if kind == "dpo" and isinstance(data.setdefault("dpo", {}), dict):
+                data["dpo"] = {"contrast": "all"} | data["dpo"]
         data.pop("sequence_packing_enabled", None)  # sequences are always packed
         preference = data.get("dpo")
         # NeMo Customizer has max_grad_norm in its dpo section, we have it for all channels

@@ -106,7 +106,7 @@ def refuse_untranslatable(train: TrainConfig) -> None:
         "train.where": train.where is not None,
         "train.credit": train.credit != "off",
         "train.min_probability": train.min_probability > 0,
-        "train.dpo.contrast": train.dpo.contrast != "all",
+        "train.dpo.contrast": train.dpo.contrast == "decisions",
         "train.dpo.anchor_weight": train.dpo.anchor_weight > 0,
         "train.early_stop": train.early_stop,
     }

@@ -449,7 +449,7 @@ def _check_weighting(
     if not weighting.min_probability:
         return {}
     num_known, num_unlikely = count_unlikely(tokens, weighting.min_probability)
-    if not num_known and manifest["sequences"]:
+    if not num_known and manifest["sequences"] and weighting.needs_probabilities:
         raise DataError(
             f"{source}: train.min_probability needs log-probabilities recorded with the token ids, and no sequence has "
             "any: collect with a local model or an endpoint that returns them, or set it to 0"

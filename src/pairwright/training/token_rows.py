@@ -81,6 +81,8 @@ class TokenRows:
         config = adjust_config(
             train={**options, "channels": {"dpo": 0.0, kind: 1.0}}, tokens={"tokenizer": str(tokenizer)}
         )
+        if config.train.dpo.contrast == "single":  # the trainer that reads the rows compares what it gets
+            config = adjust_config(config, train={"dpo": {"contrast": "all"}})
         config, pairs, experience = use_tokens(config, tokens, None, None)
         self.channel: Any
         (self.channel,) = read_channels(

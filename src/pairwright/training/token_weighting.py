@@ -18,11 +18,12 @@ from pairwright.tokens.stage.cache import ITEMS, scan_cache
 class TokenWeighting:
     """`uses_credit`: the value of the turn (train.credit). `min_probability`: tokens of imitated sequences that were
     sampled with a lower probability have the weight 0 (train.min_probability). `contrasts_reports`: the last turn of a
-    rejected side always counts (train.dpo.contrast: all)."""
+    rejected side always counts (train.dpo.contrast: all). `needs_probabilities`: refuse data without probabilities."""
 
     uses_credit: bool = False
     min_probability: float = 0.0
     contrasts_reports: bool = True
+    needs_probabilities: bool = True
 
     def weigh(self, sequence: Sequence) -> Sequence:
         """Return a run or a chosen side with its weights."""

@@ -37,7 +37,7 @@ def train_section(parameters: Hyperparameters) -> dict[str, Any]:
         "log_every_n_steps": parameters.log_every_n_steps or 1,
         "save_every": SAVE_EVERY,
         "max_grad_norm": dpo.max_grad_norm,
-        "dpo": follow_average(dpo.model_dump(exclude={"max_grad_norm"})),
+        "dpo": {"contrast": "all"} | follow_average(dpo.model_dump(exclude={"max_grad_norm"})),
     }
     if parameters.lora is not None:
         section["lora"] = parameters.lora.model_dump()

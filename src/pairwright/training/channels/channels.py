@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 from pairwright.config import Config
 from pairwright.config.sections import TokensConfig
-from pairwright.config.train_config import TrainConfig
+from pairwright.config.train_config import ChannelWeights, TrainConfig
 from pairwright.errors import ConfigError
+from pairwright.pairs.pair_table import pair_batches
 from pairwright.paths import local_path
 from pairwright.records.arrays import Array
 from pairwright.tokens.stage.stage import adopt_options, holds_pairs, missing_table
@@ -43,6 +45,9 @@ from pairwright.training.model.reference import ReferenceCache, ReferenceLogps
 from pairwright.training.token_weighting import TokenWeighting
 
 CHANNELS = ("dpo", "sft", "grpo", "sdpo", "kto")
+
+MIN_PROBABILITY = 0.02  # of tokens that are imitated where pairs compare several turns
+_TURN = '"role":"assistant"'  # a generated turn in the JSON text of a side
 
 
 class TokenFolders:
@@ -132,13 +137,18 @@ def read_channels(
     is_ready: bool = False,
 ) -> list[Any]:
     """Load the channels with a weight and encode their data, without a model. `is_ready`: already encoded."""
-    settings, weights, options = config.train, config.train.channels, token_options(config, model)
-    show = _report_to(progress, "encode")
+    settings, options, show = config.train, token_options(config, model), _report_to(progress, "encode")
+    weights, note = choose_channels(settings, pairs)
     shared: dict[str, Any] = {
         "options": options,
         "show": show,
         "where": settings.where,
-        "weighting": TokenWeighting(settings.credit != "off", settings.min_probability, settings.dpo.contrast == "all"),
+        "weighting": TokenWeighting(
+            uses_credit=settings.credit != "off",
+            min_probability=max(settings.min_probability, MIN_PROBABILITY if note else 0),
+            contrasts_reports=settings.dpo.contrast != "decisions",
+            needs_probabilities=settings.min_probability > 0,
+        ),
     }
     of_runs = {**shared, "score": settings.score}
     if settings.min_probability and not (weights.dpo or weights.sft):
@@ -201,8 +211,32 @@ def read_channels(
         channels[0].notes.append(
             f"curriculum {name}: every epoch takes the pairs in the order of the table, not shuffled"
         )
-    channels[0].notes += folders.describe()
+    channels[0].notes += [*folders.describe(), *([note] if note else [])]
     return channels
+
+
+def choose_channels(settings: TrainConfig, pairs: Path | None) -> tuple[ChannelWeights, str | None]:
+    """Return the weights of the channels, and a note if pairs of several turns are imitated instead of compared.
+
+    DPO on whole runs also pushes away what was right in them, such as the report of a failure: see "Imitation" in
+    docs/explanation/evidence.md.
+    """
+    weights, options = settings.channels, settings.dpo
+    is_chosen = options.contrast != "single" or options.losses != {"sigmoid": 1.0} or options.anchor_weight
+    if pairs is None or not weights.dpo or is_chosen:
+        return weights, None
+    num_pairs = num_long = 0
+    for batch in pair_batches(pairs, ["split", "chosen", "rejected"]):
+        rows = pl.DataFrame(batch).filter(pl.col("split").ne_missing("validation"))
+        turns = pl.max_horizontal(pl.col("chosen", "rejected").str.count_matches(_TURN, literal=True))
+        num_pairs, num_long = num_pairs + rows.height, num_long + rows.select((turns > 1).sum()).item()
+    if 2 * num_long <= num_pairs:
+        return weights, None
+    note = (
+        f"{num_long:,} of {num_pairs:,} pairs compare several turns: their chosen sides train by sft, without tokens "
+        f"sampled below {MIN_PROBABILITY:g}. train.dpo.contrast=all compares them"
+    )
+    return weights.model_copy(update={"dpo": 0.0, "sft": weights.sft + weights.dpo}), note
 
 
 def token_options(config: Config, model: Path) -> TokensConfig:
