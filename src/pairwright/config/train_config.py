@@ -143,9 +143,9 @@ class PreferenceConfig(PreferenceTerms, PreferenceLossName):  # keys of the last
     preference_average_log_probs."""
     contrast: Literal["single", "all", "decisions"] = "single"
     """Turns of rejected sides to push away. single: sides of one generated turn; if most pairs have longer sides, their
-    chosen sides train by sft instead, without tokens that were sampled with a probability below 0.02, unless `loss`, `mixture` or `anchor_weight` is set. all: every turn.
-    decisions: the last turn only if no earlier turn of the pair differs, because a report that follows from wrong
-    decisions may be right. Other trainers and services: all."""
+    chosen sides train by sft instead, without tokens that were sampled with a probability below 0.02, unless `loss`,
+    `mixture` or `anchor_weight` is set. all: every turn. decisions: the last turn only if no earlier turn of the pair
+    differs, because a report that follows from wrong decisions may be right. Other trainers and services: all."""
     anchor_weight: Amount = 0.0
     """Weight of the negative log-likelihood, per trained token, of generated turns in the prompts of pairs (steps,
     divergence). Pairs do not compare these turns; the term keeps their likelihood. 0 leaves it out."""

@@ -173,9 +173,12 @@ def _advise(figures: Figures) -> Iterator[Advice]:
         yield Advice(
             "pairs",
             f"{figures.pairs:,} pairs in {figures.groups_with_spread:,} groups: train on them with the SFT term, which "
-            "holds the chosen side while the rejected one is pushed away",
+            "holds the chosen side while the rejected one is pushed away; then read its reports of failures",
             PAIRS_EVIDENCE,
-            {"pairs": {"strategy": "all"}, "train": {"dpo": {"sft_loss_weight": 1.0, "sft_average_log_probs": True}}},
+            {
+                "pairs": {"strategy": "all"},
+                "train": {"dpo": {"contrast": "all", "sft_loss_weight": 1.0, "sft_average_log_probs": True}},
+            },
         )
     if has_spread and figures.spread_between > 2 * figures.spread_within:
         yield Advice(
