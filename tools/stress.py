@@ -2,9 +2,9 @@
 
     python -m tools.stress [--alone 30] [--together 30] [--at-once 8] [TESTS...]
 
-Repeats the tests marked `stress`: `--alone` times one after the other, then `--together` times with `--at-once`
-repetitions at the same time, each the load of the others. Prints the failures of each test after every repetition; exit
-code 1 if there were any.
+Repeats the tests marked `stress`: `--alone` times one after the other, five times in each process of pytest, then
+`--together` times with `--at-once` repetitions at the same time, each the load of the others. Prints the failures of
+each test after every process; exit code 1 if there were any.
 """
 
 import argparse
@@ -19,15 +19,17 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1] / "tests"
-MAX_SECONDS = 3600  # of one repetition
+MAX_SECONDS = 3600  # of one process of pytest
+IN_ONE = 5  # repetitions alone of one process: it imports and collects once
 
 
 def failed_tests(processes: int, arguments: list[str]) -> list[str]:
-    """Run the marked tests once; returns the names of those that failed."""
+    """Run the marked tests, those of repeated files again; returns the names of those that failed."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         words = [
             "-q",
+            "--keep-duplicates",
             "-n",
             str(processes),
             "-m",
@@ -59,11 +61,15 @@ def repeat(times: int, at_once: int, arguments: list[str]) -> Counter[str]:
     started = time.monotonic()
     with ThreadPoolExecutor(at_once) as pool:
         # one repetition at a time uses two cores; of several at a time, each is one process
-        runs = [pool.submit(failed_tests, 2 if at_once == 1 else 0, arguments) for _ in range(times)]
-        for number, run in enumerate(as_completed(runs), 1):
+        in_one, processes = (IN_ONE, 2) if at_once == 1 else (1, 0)
+        sizes = [min(in_one, times - first) for first in range(0, times, in_one)]
+        runs = {pool.submit(failed_tests, processes, arguments * size): size for size in sizes}
+        done = 0
+        for run in as_completed(runs):
             failures.update(run.result())
+            done += runs[run]
             print(
-                f"{at_once} at a time, {number} of {times} done: {time.monotonic() - started:.0f} s, "
+                f"{at_once} at a time, {done} of {times} done: {time.monotonic() - started:.0f} s, "
                 f"load average {os.getloadavg()[0]:.1f}, {failures.total()} failures so far",
                 flush=True,
             )
