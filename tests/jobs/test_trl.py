@@ -160,7 +160,7 @@ def test_train_with_backend_trl_ends_at_the_weights_of_our_loop(kind, tmp_path, 
         "train": {"channels": {"dpo": 0, kind: 1}, "batch_size": num_rows, "micro_batch_size": 3,
                   "max_steps": 2, "epochs": 2, "learning_rate": 0.1, "schedule": "constant", "adam_epsilon": 1.0,
                   "max_grad_norm": 0.0, "device": "cpu", "threads": 1,
-                  "dpo": {"beta": 0.3, "sft_loss_weight": 0.5}, "kto": {"beta": 0.3, "sft_loss_weight": 0}},
+                  "dpo": {"beta": 0.3, "sft_loss_weight": 0.5, "contrast": "all"}, "kto": {"beta": 0.3, "sft_loss_weight": 0}},
         "tokens": {"experience": [str(tmp_path / "runs")]},
         "backend": {"trl": {"validation": 0, "options": {"per_device_train_batch_size": 3, "gradient_accumulation_steps": passes}}},
     }  # fmt: skip

@@ -160,6 +160,7 @@ options = st.fixed_dictionaries(
              {"dpo": 1.0, "grpo": 1.0, "sdpo": 1.0}]
         ),
         "strategy": st.sampled_from(["all", "best-worst", "divergence"]),
+        "contrast": st.sampled_from(["single", "all", "decisions"]),
         "validation": st.sampled_from([0.0, 0.3]),
         "tokens": st.sampled_from(
             [{}, {"max_length": 40}, {"max_length": 28, "truncation": "keep_start"}, {"recorded": "ignore"},
@@ -181,6 +182,7 @@ def check_flow(models, drawn, chosen) -> bool:
             folder = train_on(
                 Path(place), models[chosen["family"]], made, channels=chosen["channels"], tokens=chosen["tokens"],
                 pairs={"strategy": chosen["strategy"], "validation": chosen["validation"]}, max_steps=chosen["max_steps"],
+                dpo={"contrast": chosen["contrast"]},
             )  # fmt: skip
         except PairwrightError:
             return False  # nothing to train on, said with its reason
@@ -233,7 +235,7 @@ def test_turns_that_are_not_selected_have_that_fate_in_every_channel(models, tmp
     ]
     folder = train_on(
         tmp_path, models["chatml"], runs, pairs={"strategy": "best-worst"}, max_steps=1,
-        channels={"dpo": 1.0, "grpo": 1.0, "sft": 1.0}, tokens={"train_turns": "last"},
+        channels={"dpo": 1.0, "grpo": 1.0, "sft": 1.0}, tokens={"train_turns": "last"}, dpo={"contrast": "all"},
     )  # fmt: skip
     for channel in ("dpo", "grpo"):
         found = fates(folder, channel)

@@ -59,7 +59,7 @@ def test_unlikely_tokens_of_chosen_sides_and_of_runs_have_weight_0_and_those_of_
     model, tmp_path
 ):
     good, bad = made_runs()
-    settings = {"min_probability": 0.02, "channels": {"dpo": 1.0, "sft": 1.0}}
+    settings = {"min_probability": 0.02, "channels": {"dpo": 1.0, "sft": 1.0}, "dpo": {"contrast": "all"}}
     pairs = train_on(tmp_path / "dpo", model, [good, bad], **settings)
     weights = dumped_weights(pairs)
     assert weights["dpo", 0] == weights["sft", 0] == expected(good)

@@ -149,7 +149,7 @@ def test_pairs_train_accepted_turns_of_chosen_sides_and_failed_or_all_turns_of_r
             made[run.eid.uid] = (with_ids(run, model) if seed == 3 else run, fails)
     folder = train_on(
         tmp_path, model, [run for run, _ in made.values()], pairs={"strategy": "best-worst"}, epochs=1, batch_size=8,
-        tokens={"train_turns": "accepted", "credit": {"rejected": rejected}},
+        tokens={"train_turns": "accepted", "credit": {"rejected": rejected}}, dpo={"contrast": "all"},
     )  # fmt: skip
     found, num_refused = trained_turns(folder, model), 0
     for pair in read_pairs(tmp_path / "pairs"):
