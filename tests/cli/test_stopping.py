@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -68,24 +67,18 @@ def start(*words, program="from pairwright.cli import run_program; run_program()
     )  # fmt: skip
 
 
-def stop(process, is_under_way):
-    """Press Ctrl-C as soon as `is_under_way`; returns the lines of stderr."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    try:
-        while not is_under_way():
-            assert process.poll() is None, f"ended before it was stopped: {process.communicate()}"
-            assert time.monotonic() < deadline, "never got under way"
-            time.sleep(0.01)
-        os.killpg(process.pid, signal.SIGINT)
-        return lines_of(process)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+def stop(*words, **at):
+    """Press Ctrl-C at an operation on a path; returns the lines of stderr."""
+    return lines_of(start(*words, program=PRESS.format(**at)))
 
 
 def lines_of(process):
     """The lines of stderr of a process that was stopped."""
-    _, errors = process.communicate(timeout=DEADLINE_SECONDS)
+    try:
+        _, errors = process.communicate(timeout=DEADLINE_SECONDS)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
     assert "Traceback" not in errors, errors
     assert process.returncode == 130, errors
     lines = errors.splitlines()
@@ -98,16 +91,6 @@ def finish(*words, code=0):
     output, errors = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == code, errors
     return output
-
-
-def has_file(folder: Path, pattern: str):
-    def is_there() -> bool:
-        try:
-            return any(path.stat().st_size for path in folder.glob(pattern))
-        except FileNotFoundError:  # a temporary file that had its name for a moment
-            return False
-
-    return is_there
 
 
 def write_chats(folder: Path) -> Path:
@@ -128,9 +111,7 @@ def test_an_import_goes_on_with_the_same_command(workers, tmp_path):
     (tmp_path / "chats").mkdir()
     words = ("import", write_chats(tmp_path / "chats"), "-o", tmp_path / "table", "--workers", workers)
     # when the second part is published, the first one is there
-    lines = lines_of(
-        start(*words, program=PRESS.format(event="os.rename", pattern=r"/table/[^./]+\.parquet", number=2))
-    )
+    lines = stop(*words, event="os.rename", pattern=r"/table/[^./]+\.parquet", number=2)
     num_rows = Table(tmp_path / "table").count()
     assert 0 < num_rows < 24_000
     way = "repeat the same command to add the missing records"
@@ -141,7 +122,7 @@ def test_an_import_goes_on_with_the_same_command(workers, tmp_path):
 
 def test_pairs_begin_again(table, tmp_path):
     words = ("pairs", table, "-o", tmp_path / "pairs", "--strategy", "all")
-    lines = lines_of(start(*words, program=PRESS.format(event="os.rename", pattern="/pairs.parquet", number=1)))
+    lines = stop(*words, event="os.rename", pattern="/pairs.parquet", number=1)
     assert lines == ["pairwright: stopped; nothing was finished; repeat the same command to start again"]
     assert not (tmp_path / "pairs/pairs.parquet").exists()
     finish(*words)
@@ -151,9 +132,7 @@ def test_pairs_begin_again(table, tmp_path):
 def test_an_import_that_was_stopped_before_its_first_rows_does_not_claim_any(tmp_path):
     (tmp_path / "chats").mkdir()
     words = ("import", write_chats(tmp_path / "chats"), "-o", tmp_path / "table", "--workers", 1)
-    lines = lines_of(
-        start(*words, program=PRESS.format(event="os.rename", pattern=r"/table/[^./]+\.parquet", number=1))
-    )
+    lines = stop(*words, event="os.rename", pattern=r"/table/[^./]+\.parquet", number=1)
     assert lines[-1].endswith(f"; {tmp_path / 'table'} has 0 experiences now")
     assert Table(tmp_path / "table").count() == 0
 
@@ -181,7 +160,8 @@ def test_ctrl_c_does_not_surface_inside_polars(table, tmp_path):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_tokens_go_on_with_the_same_command(workers, table, model, tmp_path):
     words = ("tokens", table, "--tokenizer", model, "-o", tmp_path / "tokens", "--workers", workers)
-    lines = stop(start(*words), has_file(tmp_path / "tokens", "sequences-*.parquet"))
+    # when the second part is published, the first one is there
+    lines = stop(*words, event="os.rename", pattern=r"/sequences-[^/]*\.parquet", number=2)
     assert lines[-1] == "pairwright: stopped; repeat the same command to continue"
     assert json.loads(finish(*words, "--json"))["from_cache"] > 0
 
@@ -190,7 +170,7 @@ def test_training_saves_after_its_step_and_goes_on_with_resume(model, tmp_path):
     pairs = make_pairs(tmp_path / "pairs", 16)
     words = ("train", "--pairs", pairs, "--model", model, "-o", tmp_path / "run", "--epochs", 8, "--batch-size", 1,
              "--set", "train.threads=1")  # fmt: skip
-    lines = stop(start(*words), has_file(tmp_path / "run", "metrics.jsonl"))
+    lines = stop(*words, event="open", pattern=r"/metrics\.jsonl", number=5)
     assert lines[-1].startswith("pairwright: stopped after step ")
     assert lines[-1].endswith("continue with --resume")
     assert json.loads((tmp_path / "run/train.json").read_text())["state"] == "stopped"
@@ -201,7 +181,7 @@ def test_training_saves_after_its_step_and_goes_on_with_resume(model, tmp_path):
 def test_training_that_has_not_begun_to_update_stops_at_once(model, table, tmp_path):
     words = ("train", "--experience", table, "--model", model, "-o", tmp_path / "run", "--set", "train.channels.dpo=0",
              "--set", "train.channels.sft=1", "--set", "train.max_steps=1", "--set", "train.threads=1")  # fmt: skip
-    lines = stop(start(*words), has_file(tmp_path / "run", "tokens/runs/sequences-*.parquet"))
+    lines = stop(*words, event="os.rename", pattern=r"/tokens/runs/sequences-[^/]*\.parquet", number=1)
     assert lines[-1] == "pairwright: stopped before the first update of this start; the same command begins again"
     assert json.loads((tmp_path / "run/train.json").read_text())["state"] == "stopped"
     assert not (tmp_path / "run/metrics.jsonl").exists()
@@ -211,7 +191,7 @@ def test_training_that_has_not_begun_to_update_stops_at_once(model, table, tmp_p
 def test_a_collection_goes_on_with_resume(model, tmp_path):
     config = written(tmp_path, model, collect__num_tasks=60, collect__max_concurrency=2)
     words = ("collect", config, "-o", tmp_path / "run")
-    lines = stop(start(*words), has_file(tmp_path / "run", "collection/ledger.jsonl"))
+    lines = stop(*words, event="open", pattern=r"/collection/ledger\.jsonl", number=9)  # a few runs have ended
     assert lines[-1] == "pairwright: stopped; repeat the same command with --resume to continue"
     num_done = len((tmp_path / "run/collection/ledger.jsonl").read_text().splitlines())
     assert 0 < num_done < 60
@@ -219,13 +199,16 @@ def test_a_collection_goes_on_with_resume(model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "pattern",
-    ["round-1/collection/ledger.jsonl", pytest.param("round-1/train/metrics.jsonl", marks=pytest.mark.slow)],
+    ("pattern", "number"),
+    [
+        (r"/collection/ledger\.jsonl", 4),  # some runs have ended
+        pytest.param(r"/train/metrics\.jsonl", 9, marks=pytest.mark.slow),
+    ],
 )
-def test_a_run_continues_with_the_same_command(pattern, model, tmp_path):
+def test_a_run_continues_with_the_same_command(pattern, number, model, tmp_path):
     config = written(tmp_path, model, collect__num_tasks=30, train__max_steps=20, loop__evaluate="never")
     words = ("run", config, "--output", tmp_path / "run")
-    lines = stop(start(*words), has_file(tmp_path / "run", pattern))
+    lines = stop(*words, event="open", pattern=pattern, number=number)
     assert "stopped" in lines[-1]
     assert "the same command to continue" in lines[-1] or "continue with --resume" in lines[-1]
     finish(*words)
