@@ -167,7 +167,7 @@ def test_rewards_of_existing_records_are_not_changed_and_a_note_says_so(tmp_path
     run("import", tmp_path / "x.jsonl", "-o", tmp_path / "e")
     done = run("import", tmp_path / "x.jsonl", "-o", tmp_path / "e", "--scores", tmp_path / "s.csv")
     assert (done.returncode, done.stderr.splitlines()[-2]) == (
-        0, "records that were there already keep the rewards they had; import into a new table to change them",
+        0, "records that were imported earlier keep their rewards; import into a new table to change them",
     )  # fmt: skip
 
 
@@ -256,7 +256,7 @@ def test_the_summaries_of_compactions_are_steps_with_the_request_in_a_file(trace
         ["q", "a", "Sum up.\n", "They asked q."],
     ]
     done = run("import", traces_file, "-o", tmp_path / "f", "--compaction-prompt", tmp_path / "request.md")
-    assert "--compaction-prompt: no file is a Codex session" in done.stderr
+    assert "--compaction-prompt has no effect: it applies to Codex sessions only" in done.stderr
     done = run("import", session, "-o", tmp_path / "g", "--compaction-prompt", tmp_path / "nope.md")
     assert done.returncode == 1
     assert "nope.md: the file of sources.compaction_prompt cannot be read" in done.stderr
@@ -264,4 +264,4 @@ def test_the_summaries_of_compactions_are_steps_with_the_request_in_a_file(trace
 
 def test_a_step_name_without_nat_files_has_no_effect_and_says_so(traces_file, tmp_path):
     done = run("import", traces_file, "-o", tmp_path / "e", "--step-name", "move")
-    assert (done.returncode, "--step-name: no file has NAT's intermediate steps" in done.stderr) == (0, True)
+    assert (done.returncode, "--step-name has no effect: it applies to NAT's" in done.stderr) == (0, True)

@@ -111,7 +111,7 @@ def test_a_cut_off_collection_under_another_seed_is_refused_by_the_plan_too(mode
     config = written(tmp_path, model, loop__evaluate="never", seed=5)
     plan = plan_of(config, folder)
     assert [state for _, state in plan.steps] == ["refused", "not reached", "not reached", "not reached"]
-    with pytest.raises(PairwrightError, match="the collection there is another one") as caught:
+    with pytest.raises(PairwrightError, match="the collection there has other settings") as caught:
         run(config, folder)
     assert str(caught.value) == str(plan.refusal)
 

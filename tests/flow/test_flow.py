@@ -312,7 +312,7 @@ def test_the_tokens_stage_tells_what_is_refused_and_stops_where_nothing_is_left(
     found = tokens_stage(config, tmp_path / "pairs", model, tmp_path / "tokens", View(say=lines.append))
     assert (found["exact"], found["refused"], found["with_dropped_prompt_content"]) == (1, {"dropped": 1}, 2)
     assert "warning: 1 of 2 items are refused: dropped 1" in lines
-    assert f"why they are refused: pairwright tokens show {tmp_path / 'tokens'} --tokenizer {model}" in lines
+    assert f"why pairs are refused: pairwright tokens show {tmp_path / 'tokens'} --tokenizer {model}" in lines
     assert any("tool schemas of the prompt" in line for line in lines)
     write_pairs(tmp_path / "calls", [pairs_to_batch([called])])
     with pytest.raises(PairwrightError, match=r"no pair could be encoded: .'dropped': 1.; pairwright tokens show"):

@@ -15,7 +15,7 @@ import typer
 from pairwright.cli.arguments import PLACE, complete_choices
 from pairwright.cli.overrides import FLAGS, ConfigCommand
 
-# Spellings of keys on the command line that their names and types do not determine: flags, and placeholders of values
+# Flags and value placeholders of options that the name and type of their key do not determine
 _FLAGS = {
     "engine.name": "--engine",
     "backend.name": "--backend",
@@ -102,7 +102,7 @@ def _expand(keys: tuple[str, ...]) -> Iterator[str]:
 
 
 def _build_params(keys: list[str]) -> list[Any]:
-    """Options as Typer builds them for a function that has these parameters."""
+    """Build the options of keys, as Typer does for a function with these parameters."""
 
     # Typer reads options from the signature of a function, so we build one
     def command(**options: Any) -> None:
@@ -110,7 +110,7 @@ def _build_params(keys: list[str]) -> list[Any]:
 
     options = {key: _describe(key) for key in keys}
     parameters = [
-        # whole keys: engine.name and backend.name are both options of `train`
+        # parameters are named by whole keys: `train` has options for both engine.name and backend.name
         inspect.Parameter(key.replace(".", "_"), inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
         for key, (annotation, default) in options.items()
     ]
@@ -133,7 +133,7 @@ def _describe(key: str) -> tuple[Any, Any]:
     kind, default = _kind_of(field.annotation), field.get_default(call_default_factory=True)
     flag = _FLAGS.get(key, f"--{name}/--no-{name}" if kind is bool and default else f"--{name}")
     metavar, words = _METAVARS.get(key), list(words_of(field.annotation))
-    # also name a number that is allowed in addition to words, as in evaluate.missing
+    # a key that accepts words or a number, such as evaluate.missing, shows both
     if metavar is None and words:
         metavar = f"<{'|'.join([*words, *(['float'] if float in map(_kind_of, get_args(field.annotation)) else [])])}>"
     text = " ".join((field.description or "").split())

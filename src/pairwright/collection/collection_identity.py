@@ -51,7 +51,7 @@ def _resume(folder: Path, identity: Json) -> str:
     if changed:
         changes = "; ".join(f"{key} was {before.get(key)!r}, is {identity[key]!r}" for key in changed)
         raise CollectError(
-            f"{folder.parent}: the collection there is another one ({changes}): restore the configuration, "
+            f"{folder.parent}: the collection there has other settings ({changes}): restore the configuration, "
             "or choose another folder"
         )
     return str(known["run_id"])
@@ -61,13 +61,13 @@ def _identity(config: Config, workflow: str) -> Json:
     policy = config.policy.model_dump(mode="json")
     scorer = config.collect.scorer.model_dump(mode="json")
     judge = config.collect.scorer.judge.as_policy().model_dump(mode="json")
-    # variables are left out unless set, so that collections without them can be resumed
+    # template variables are left out if empty, so that collections without them can be resumed
     variables = ("chat_template_kwargs",) if judge["chat_template_kwargs"] else ()
     scorer["judge"] = {key: judge[key] for key in (*_SAMPLING, *variables)}
     # these may change on resume: they do not change results
     for key in ("timeout_seconds", "max_concurrency", "prompt_price", "completion_price"):
         del scorer[key]
-    # left out unless set, so that collections without these keys can be resumed
+    # defaults are left out, so that collections without these keys can be resumed
     for key in ("criteria", "max_result_characters"):
         if scorer[key] == ScorerConfig.model_fields[key].get_default(call_default_factory=True):
             del scorer[key]

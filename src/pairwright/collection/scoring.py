@@ -1,10 +1,10 @@
 """Scorers of the candidates that a workflow leaves unscored.
 
-    function    score(run) or score(task, candidate) for each         evaluator   score(run) for each finished run
+    function    score(run) or score(task, candidate), per candidate   evaluator   score(run) for each finished run
     command     a program with the case as JSON on its stdin          judge       a model, see `Judge`
 
-A score is a number, or {"score": number, "components": {...}}; None means unscored. A scorer that fails fails the run,
-but its answers are logged: on resume only the scoring is repeated.
+A score is a number, or {"score": number, "components": {...}}; None means unscored. If a scorer fails, the run fails,
+but the answers of the run are logged: a resume repeats only the scoring.
 """
 
 import inspect

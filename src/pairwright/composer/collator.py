@@ -1,6 +1,6 @@
-"""The collator: converts frozen traces with pairs to one batch of flat tensors for GRPO, SDPO and replayed DPO.
+"""The collator: converts recorded traces and their pairs to one batch of tensors for GRPO, SDPO and replayed DPO.
 
-    input_ids, attention_mask, response_mask       (B, T)   int64, one row per trace; response_mask: 1 if generated
+    input_ids, attention_mask, response_mask       (B, T)   int64, one row per sequence; response_mask: 1 if generated
     rewards                                        (B,)     float32; 0.0 for a trace without one
     ctx_teacher_input_ids                          (B, T)   int64, the same rows with the hints in their context
     sdpo_loss_mask                                 (B, T)   int64, on the teacher: 1 at recoveries, else ignore_index
@@ -9,9 +9,10 @@
     dpo_chosen_input_ids, dpo_rejected_input_ids   (P, L)   int64, one row per pair, one width for both sides
     dpo_chosen_response_mask, dpo_rejected_...     (P, L)   int64, 1 at the answers
 
-Channels without rows have no keys. Our own keys: `ctx_teacher_attention_mask`, `dpo_*_attention_mask`, and the example
-of each row: `trace_index` (B,), `dpo_trace_index` (P,). Ids and masks are those of `tokens/`: whole turns with calls,
-reasoning and stop tokens, exact with any template. Rows that cannot be encoded are left out and counted.
+A trace has several sequences if its template rewrites history. Channels without rows have no keys. Keys that Composer
+does not have: `ctx_teacher_attention_mask`, `dpo_*_attention_mask`, and the example of each row in `trace_index` (B,)
+and `dpo_trace_index` (P,). Ids and masks are those of `tokens/`: whole turns with calls, reasoning and stop tokens,
+exact with any template. Rows that cannot be encoded are left out and counted.
 """
 
 from collections import Counter
@@ -71,9 +72,8 @@ class TraceExample(TypedDict, total=False):
 class CollatorConfig:
     """Options of the collator.
 
-    hint_generator   None: no SDPO. A function of (tool_error, error_meta) that returns a hint or None. Ours besides:
-                     "templates" (by error kind), a dict of templates by error kind, or the name of a function, as
-                     module:function
+    hint_generator   None: no SDPO. A function of (tool_error, error_meta) that returns a hint or None. Not in Composer:
+                     "templates" (by error kind), a dict of templates by error kind, or a function as module:function
     """
 
     max_seq_len: int = 4096
@@ -96,7 +96,7 @@ class _Encoder(NamedTuple):
 
 @dataclass
 class ComposerDataCollator:
-    """Callable on a list of trace examples; `counts` has the rows left out, by channel and reason.
+    """Callable on a list of trace examples; `counts` has what was left out or truncated, by channel and reason.
 
     `tokenizer` is one of transformers, ours, or a stub that implements `TokenizerLike`.
     """
@@ -161,13 +161,13 @@ class ComposerDataCollator:
             sequences = self._encoder.encode_trace(trace)
         except TokensError as error:
             self._count("grpo", error)
-            # A recovery may be exact even if another turn is not: the row is distilled, without a response for GRPO.
+            # A recovery may be encoded exactly although another turn is not: its row is in SDPO only (response mask 0).
             fitting = [item for item in map(self._fit, self._distill(trace)) if item is not None]
             return [
                 (msgspec.structs.replace(item.student, mask=np.zeros(len(item.student), bool)), item)
                 for item in fitting
             ]
-        # Keyed by trained turns, since a template that rewrites history gives several sequences.
+        # Keyed by trained turns: a template that rewrites history gives several sequences of one trace.
         hinted = {_turns_of(item.student): item for item in self._distill(trace)}
         rows: list[tuple[TokenSequence, Distillation | None]] = []
         for sequence in sequences:

@@ -113,7 +113,7 @@ class StubEncoder:
         return _sequence(ids, mask, numbers)
 
     def _locate(self, whole: list[int], chats: list[Json], place: int, own: list[int]) -> int | None:
-        """Return the position of a text's ids in those of the conversation; None if it is ambiguous."""
+        """Return the position of a text's ids in those of the conversation; None if it is missing or ambiguous."""
         before, after = (self._render(chats[:end]) or [] for end in (place, place + 1))
         if whole[: len(after)] != after or after[: len(before)] != before:
             return None

@@ -52,7 +52,7 @@ BELOW = {
     "trainer_adapters.*.hyperparameters": f"{_CUSTOMIZER}.hyperparameters",
     "trainer_adapters.*.deployment_config": f"{_CUSTOMIZER}.deployment_config",
 }
-"""Sections whose keys have the same names in ours."""
+"""Sections whose keys have the same names in our counterpart."""
 
 PAIRS = (
     "trajectory_builders.*.exhaustive_pairs",
@@ -90,8 +90,8 @@ IMAGE = "nvcr.io/nim/meta/llama-3.1-8b-instruct"
 
 _AGENT = "a part of the agent in NAT; here collect.workflow names the function that plays a task"
 _FOLDER = "files go to runs/<name>: set name, or --output"
-_SCORES = "the pairs come from the scores of the candidates; to score what has none, set collect.scorer"
-_ENDPOINT = "how requests are repeated is set by policy.max_retries"
+_SCORES = "pairs come from the scores of candidates; to score unscored candidates, set collect.scorer"
+_ENDPOINT = "policy.max_retries limits how often a request is repeated"
 _STEP = (
     "pairwright import --step-name picks the step of NAT's files; a workflow here records only what is to be compared"
 )
@@ -126,12 +126,12 @@ REASONS = {
     "finetuning.target_model": "no entry of llms has this model: set policy.model and policy.base_url",
     "finetuning.curriculum_learning": "NAT's trainer does not use it; to have it, set pairs.curriculum",
     "finetuning.run_configuration": "an option of NAT's command line",
-    "llms.*.seed": "every question has a seed of its own, drawn from seed",
+    "llms.*.seed": "every request has its own seed, derived from the key seed",
     "llms.*.do_auto_retry": _ENDPOINT,
     "llms.*.num_retries": _ENDPOINT,
     "llms.*.retry_on_status_codes": _ENDPOINT,
     "llms.*.retry_on_errors": _ENDPOINT,
 }  # fmt: skip
 """Why a key has no counterpart, and what to do instead. The longest matching pattern counts."""
-OTHER_REASONS = {"llms": "if it belongs into the body of a request, put it into policy.extra_body"}
+OTHER_REASONS = {"llms": "if it belongs in the body of a request, put it in policy.extra_body"}
 """The same for the other keys of a section."""

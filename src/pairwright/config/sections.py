@@ -226,8 +226,8 @@ class TokensConfig(Section):
         return self.max_length if self.max_pair_length is None else self.max_pair_length
 
     def content(self) -> dict[str, Any]:
-        """The options that decide what a sequence is: part of every cache key. Paths (the content of
-        tokenizer, template and grammar is in the key) and workers are not."""
+        """Return the options that determine a sequence, for cache keys. Workers and paths are left out: keys have the
+        content of tokenizer, template and grammar instead."""
         return self.model_dump(mode="json", exclude={"tokenizer", "chat_template", "grammar", "experience", "workers"})
 
 
@@ -260,7 +260,7 @@ class GateConfig(Section):
     @model_validator(mode="after")
     def _one_bound(self) -> "GateConfig":
         if self.margin is not None and self.min_improvement:
-            raise ValueError("margin: leave out min_improvement: a model is better by something, or not worse by much")
+            raise ValueError("margin: leave out min_improvement: the gate tests improvement or non-inferiority")
         return self
 
 

@@ -99,7 +99,7 @@ class PreferenceLossName(Named):
     @model_validator(mode="before")
     @classmethod
     def _translate_mixture(cls, data: Any) -> Any:
-        """TRL's lists `loss_type` and `loss_weights`."""
+        """Convert TRL's lists `loss_type` and `loss_weights` to `mixture`."""
         if not isinstance(data, dict) or not isinstance(names := data.get("loss_type"), list | tuple):
             return data
         data = dict(data)
@@ -178,7 +178,7 @@ class PolicyTerms(Named):
 
 
 class AdvantageName(Named):
-    """Which advantage."""
+    """Selects the advantage."""
 
     advantage: Literal["grpo", "dr_grpo"] = "grpo"
     """How rewards of a group become advantages."""
@@ -383,7 +383,7 @@ class TrainConfig(Named):
     @model_validator(mode="before")
     @classmethod
     def _translate_names(cls, data: Any) -> Any:
-        """Names of the Customizer protocol that have no field of their own."""
+        """Translate names of the Customizer protocol that have no field of their own."""
         if not isinstance(data, dict):
             return data
         # a copy: the caller's dict is not changed

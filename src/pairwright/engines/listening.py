@@ -1,9 +1,9 @@
-"""Sockets and bounded HTTP serving, shared by all servers: jobs, models, the page, the proxy and agents' endpoint.
+"""Sockets and bounded HTTP for `serve jobs`, `serve model`, `view`, the recording proxy and the endpoint of agents.
 
 The socket is bound before anything is loaded or announced: a port in use fails immediately, and clients that connect
-early wait for the server instead of being refused. With any HTTP parser of uvicorn, connections are bounded: request
-heads in bytes and seconds, idle connections in seconds, responses in the seconds that the client does not read, and the
-number of connections; one address may have half of them, unless it is a proxy.
+early wait for the server instead of being refused. All HTTP parsers of uvicorn get the same limits: bytes and seconds
+of a request head, seconds of an idle connection, seconds without reading by a client, and the number of connections, of
+which one address may have half unless it is a proxy.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_HEAD_BYTES = 65_536
 HEAD_SECONDS = 15.0  # from the first byte of a request to the end of its headers
-WRITE_SECONDS = 30.0  # time for a client to read `MIN_WRITE_BYTES` of a pending response, or its rest
+WRITE_SECONDS = 30.0  # time for a client to read `MIN_WRITE_BYTES` of a pending response, or all that is left
 MIN_WRITE_BYTES = 16_384
 MAX_CONNECTIONS = 1000
 # Descriptors reserved for files, the database, and connections to other servers.
@@ -89,7 +89,7 @@ async def read_body(request: "Request", most: int) -> bytes | None:
 
 
 async def wait_for_disconnect(request: "Request") -> None:
-    """Wait until the client of a request, whose body was read, has gone: no other message is left."""
+    """Wait until the client of a request disconnects. The body must have been read already."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -124,7 +124,7 @@ def bounded_server(app: Any, *, http: str = "auto", **options: Any) -> "uvicorn.
 
 
 def _checked_head(app: Any) -> Any:
-    """Wrap an ASGI application: refuses heads that are too large or have two lengths."""
+    """Wrap an ASGI application: refuse heads that are too large, or have Content-Length and Transfer-Encoding."""
 
     async def checked(scope: Any, receive: Any, send: Any) -> None:
         headers = scope.get("headers", ())
@@ -347,6 +347,6 @@ class _AcceptErrors:
             return
         self._next = self._clock() + _LOG_SECONDS
         logger.error(
-            "connections cannot be accepted: %s (%d times before)", context.get("exception"), self._num_left_out
+            "connections cannot be accepted: %s (%d earlier not logged)", context.get("exception"), self._num_left_out
         )
         self._num_left_out = 0

@@ -151,7 +151,7 @@ def _context(module: str) -> BaseContext:
 def without_blas_threads() -> Iterator[None]:
     """Limit BLAS to one thread in processes started here, and in numpy if it is first loaded here.
 
-    By default it starts one per core, and each spins while idle. A number that the environment sets is respected.
+    By default BLAS starts one thread per core, and idle threads spin. A number set in the environment is kept.
     """
     original = os.environ.get(_BLAS_THREADS)
     os.environ.setdefault(_BLAS_THREADS, "1")

@@ -2,8 +2,8 @@
 
 Stop tokens are compared by the file's metadata and the server's properties: llama.cpp also finds stops by their text,
 so answers would not reveal a wrong id. Tokenizer and template are compared by ids on built-in texts and chats, weights
-by log-probabilities at positions in them. A quantised file need not give equal answers; its drift has a limit that a
-wrong permutation exceeds by far.
+by log-probabilities at positions in them. A quantised file need not give equal answers; its drift has a limit that
+weights with a wrong order of rows exceed by far.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -51,7 +51,7 @@ _CHATS: dict[str, list[Json]] = {
 # Largest mean divergence (nats) of llama.cpp's distribution from the model's, by the type of the file's matrices.
 # docs/how-to/export-models.md has values of other types and of a wrong order of rows.
 _DRIFT_LIMITS = {"F32": 0.005, "F16": 0.005, "BF16": 0.01, "Q8_0": 0.05}
-_OTHER_LIMIT = 1.0  # for types of at most four bits
+_OTHER_LIMIT = 1.0  # for all other types, such as those of four bits
 _EFFECT_LIMIT = 0.1  # largest relative error of an adapter's effect
 _MIN_EFFECT = 0.3  # nats: an adapter's effect is scaled up to this before it is compared
 _NUM_POSITIONS = 24
@@ -75,8 +75,8 @@ def prove_export(
     base: Path | None = None,
     threads: int | None = None,
 ) -> list[ProofRow]:
-    """Compare a GGUF file of a model or an adapter with the run it came from. With a configuration, whose folder is
-    `base`, both also play its held-out tasks; `threads` are those of llama.cpp."""
+    """Compare a GGUF file of a model or an adapter with the run it came from. With a configuration (`base` is its
+    folder), a model also plays the held-out tasks in both forms; `threads` are those of llama.cpp."""
     trained = find_trained(run)
     folder = base_of_adapter(trained) or trained
     tokenizer = ChatTokenizer.from_folder(tokenizer_folder(trained, folder)).at(datetime.now(UTC))
@@ -268,7 +268,7 @@ def _check_tasks(trained: Path, file: Path, config: Config | None, base: Path | 
         evaluation, _ = evaluate_models(config, before=str(trained), after=str(file), output=Path(temporary), base=base)
     first = evaluation.comparisons[0]
     if first.difference.low is None:
-        raise ConfigError("--prove: one held-out task has no interval: name more (evaluate.num_tasks)")
+        raise ConfigError("--prove: a single held-out task gives no interval: use more (evaluate.num_tasks)")
     difference = f"{first.difference.mean:+.3f} ({first.difference.low:+.3f} to {first.difference.high:+.3f})"
     means = f"{first.metric.name} {first.before.mean:.3f} → {first.after.mean:.3f}"
     text = f"{means}, {difference}, {first.num_tasks} tasks"

@@ -70,7 +70,7 @@ def holdout_config(config: Config, model: str, *, has_tasks: bool = False) -> Co
         "num_runs": section.num_runs,
         "batch": BATCH,
     }
-    # one answer per request, and no configured version: that belongs to the policy of the collection
+    # one answer per request; the configured version is that of the collection's policy, so it is removed
     policy: dict[str, object] = {"model": model, "model_version": None, "num_candidates": 1, "dtype": section.dtype}
     # a folder or file is loaded here, even if the configuration names an endpoint
     if Path(model).is_dir() or Path(model).is_file():

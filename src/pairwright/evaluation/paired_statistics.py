@@ -1,7 +1,7 @@
 """Statistics of a paired comparison: bootstrap intervals and exact tests, with numpy and integers only.
 
 The unit of resampling is the task, not the run: runs of one task are correlated, and resampling runs would make the
-interval too narrow. All rows of values share the same resamples, so that a difference is paired.
+interval too narrow. The rows (before, after, difference) share their resamples, so that the difference is paired.
 """
 
 import math
@@ -105,8 +105,8 @@ class SampleSize:
 def plan_tasks(differences: Floats, *, difference: float, power: float = 0.8, confidence: float = 0.95) -> SampleSize:
     """Plan a paired comparison: n = ((z_confidence + z_power) · deviation / difference)², rounded up.
 
-    The upper 80% bound of the pilot's variance is used (chi-squared, by Wilson and Hilferty's approximation): a pilot
-    of few tasks would often promise too much otherwise (Browne 1995).
+    The upper 80% bound of the pilot's variance is used (chi-squared, by Wilson and Hilferty's approximation), since the
+    variance of a small pilot often gives too few tasks (Browne 1995).
     """
     freedom = len(differences) - 1
     if freedom < 1 or difference <= 0:

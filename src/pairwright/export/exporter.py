@@ -100,7 +100,7 @@ def json_line(fields: Fields) -> Layout:
     return [*json_object(fields), b"\n"]
 
 
-# Results of a function by code of the values of a column (None if unfit or not needed), and reasons of the unfit ones.
+# Results of a function, indexed by the code of its value (None if unfit or unused), and the reason of each unfit code.
 _Results = tuple[list[Any], dict[int, str]]
 
 
@@ -353,7 +353,7 @@ class NothingFits(PairwrightError):
         reasons = ", ".join(f"{num:,} × {reason}" for reason, num in sorted(summary.refused.items()))
         super().__init__(
             f"none of {summary.pairs:,} pairs fits {summary.target} ({reasons}); nothing was written. "
-            "the page Exports of the documentation says what each target holds"
+            "The page Exports of the documentation says what each target can represent"
         )
 
 

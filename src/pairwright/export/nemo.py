@@ -10,9 +10,9 @@
                          rejected_reward}
     nemo-platform-text   the same, with tool calls, results and schemas as text
 
-For targets with answers as text, a pair with several messages is cut at its divergence (export/chat_lines.py), and
-refused if the answer is then a tool call. NeMo does not render tools in preference data: the tools of a pair are
-written beside the messages as JSON text and noted as `tools_not_rendered`; if the prompt is text, the pair is refused.
+Pairs with several messages are cut at the divergence point (`Cut`) if answers are text, and refused if an answer is
+then a tool call. NeMo does not render tools in preference data: rows with messages have them as JSON text, noted as
+`tools_not_rendered`; targets with a text prompt and nemo-platform refuse them. nemo-platform-text writes both as text.
 """
 
 from collections.abc import Sequence
@@ -63,8 +63,8 @@ def preference_lines(context: Context) -> Layout:
 
 
 def binary_lines(context: Context) -> Layout:
-    """NeMo RL BinaryPreferenceDataset: prompt as messages, both answers as text, which is all that it reads. Rewards
-    are added under the names of NeMo Gym's guide."""
+    """NeMo RL BinaryPreferenceDataset, which reads the prompt as messages and both answers as text. Rewards are added
+    under the names of NeMo Gym's guide."""
     checks = [Part(_check_text, side) for side in _SIDES]
     prompt: Fields = {"prompt": Part(write_history, "prompt")}
     return [*_CUT, *checks, *json_line(prompt | _SIDES | _tools(context) | _REWARDS)]

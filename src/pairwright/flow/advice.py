@@ -1,8 +1,8 @@
 """`pairwright advise`: recommends a recipe for an experience table, by rules that cite their evidence.
 
 `measure` reads figures from the table, `advise` turns them into advice. A rule whose condition does not hold gives no
-advice; the first advice whose recipe fits by the figures alone is recommended. The evidence is in
-docs/explanation/evidence.md; it comes from small models on a CPU, and `pairwright compare` measures your own data.
+advice; the first advice with a snippet that needs no check by a person is recommended. The evidence is from small
+models on a CPU (docs/explanation/evidence.md); `pairwright compare` measures your own data.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ GROUP = ("tid", "step", "prompt_hash")  # key of comparable runs
 
 @dataclass(frozen=True)
 class Figures:
-    """Input of the rules. The number of solved runs is unknown if rewards have another scale."""
+    """Input of the rules. Numbers of solved runs are None if a reward exceeds 1 and `measure` got no `solved`."""
 
     runs: int
     scored: int
@@ -45,7 +45,7 @@ class Figures:
     chosen_turns: int
     """Generated turns of the best run of each group with spread, of at most 1,000 groups."""
     chosen_failed: int
-    """Those whose call failed, by error sites of any kind and votes."""
+    """Turns of `chosen_turns` that failed, by votes and error sites of any kind."""
     failed_by_kind: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -103,8 +103,8 @@ def _number(value: Any) -> float:
 
 @dataclass(frozen=True)
 class Advice:
-    """Advice of one rule. Without a `snippet` of a configuration it is about the data; if it `needs_look`, a person
-    must check the data before using the snippet."""
+    """Advice of one rule. Advice without a `snippet` of a configuration is about the data. `needs_look`: a person must
+    check the data before using the snippet."""
 
     rule: str
     advice: str
@@ -119,8 +119,8 @@ MUCH_FAILED = 0.1  # share of failed turns in chosen sides
 
 CREDIT_EVIDENCE = (
     "stockroom, five seeds: 100% of held-out orders with failed turns masked, 89% by SFT on solved runs, 31% by SFT on "
-    "the same best runs; with late verdicts, a fifth of them wrong, 90% against 63% greedy and 54% against 61% at "
-    "temperature 1"
+    "the same best runs; late verdicts, a fifth of them wrong: masking 90%, SFT on solved runs 63%; at "
+    "temperature 1 54% and 61%"
 )
 SOLVED_EVIDENCE = (
     "stockroom, five seeds: SFT on 7 to 14 solved runs of 960 solves 89% of held-out orders, and 86% at temperature 1, "
@@ -173,7 +173,7 @@ def _advise(figures: Figures) -> Iterator[Advice]:
         yield Advice(
             "pairs",
             f"{figures.pairs:,} pairs in {figures.groups_with_spread:,} groups: train on them with the SFT term, which "
-            "holds the chosen side while the rejected one is pushed away; then read its reports of failures",
+            "holds the chosen side while the rejected one is pushed away; then check how the model reports failures",
             PAIRS_EVIDENCE,
             {
                 "pairs": {"strategy": "all"},
@@ -183,7 +183,7 @@ def _advise(figures: Figures) -> Iterator[Advice]:
     if has_spread and figures.spread_between > 2 * figures.spread_within:
         yield Advice(
             "tasks differ more than runs",
-            f"rewards differ by {figures.spread_between:.2g} between tasks and {figures.spread_within:.2g} within: "
+            f"rewards differ by {figures.spread_between:.2g} between tasks and {figures.spread_within:.2g} in a group: "
             "compare runs of one task only (no pairs.across_groups)",
             TASKS_EVIDENCE,
         )
@@ -198,8 +198,8 @@ def _mask_failed_turns(figures: Figures) -> Advice:
     look = f"; look at some of kind {', '.join(more)} first: they often follow the right step" if more else ""
     return Advice(
         "failed turns in chosen sides",
-        f"{figures.share_failed_turns:.0%} of the turns you are about to imitate failed ({counts}): train the others "
-        f"alone, if these failures are wrong decisions{look}",
+        f"{figures.share_failed_turns:.0%} of the turns you are about to imitate failed ({counts}): train only the "
+        f"other turns, if these failures are wrong decisions{look}",
         CREDIT_EVIDENCE,
         {
             "pairs": {"strategy": "best-worst"},

@@ -53,7 +53,7 @@ class PlannedStage:
     check: Callable[[], None] = lambda: None
     """Raises the errors that `do` would raise at its start, without side effects."""
     inputs: dict[str, str] = field(default_factory=dict)
-    """Files of the user that it reads, with their hashes. They are not part of the key: a changed one is named."""
+    """User files (by hash) and settings that are not part of the key; `do` warns if one of them has changed."""
 
 
 @dataclass
@@ -184,7 +184,7 @@ class Flow:
             self.view.say(f"{stage.name}: unchanged")
             if changed := [name for name, key in stage.inputs.items() if known.inputs.get(name, key) != key]:
                 self.view.say(
-                    f"warning: {', '.join(changed)} changed since {stage.name}, whose runs are kept: for new ones "
+                    f"warning: {', '.join(changed)} changed since {stage.name}; its runs are kept. For new runs "
                     f"choose another folder (-o), or remove {self.folder}"
                 )
             return known.result
@@ -222,7 +222,7 @@ class Flow:
             config, gather = self.policy_config(model, number), stages.collect_stage
             # limits of concurrency and time do not affect sampling, so they are not part of the key
             settings = config.collect.model_dump(mode="json", exclude={"max_concurrency", "task_timeout_seconds"})
-            # the form of earlier versions, so that their collections keep their keys
+            # the form in which earlier versions hashed the judge: existing collections keep their keys
             judge = config.collect.scorer.judge.as_policy().model_dump(mode="json")
             settings["scorer"]["judge"] = {**judge, "retry_seconds": 0.5, "max_retry_seconds": 60.0}
             policy = config.policy.model_dump(

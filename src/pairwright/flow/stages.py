@@ -44,7 +44,7 @@ def collect_stage(config: Config, folder: Path, base: Path | None, view: View) -
     for line in status.lines_without_ids():
         view.say(line)
     if status.ignored:
-        view.say(f"parameters of the agent's requests without effect: {', '.join(sorted(status.ignored))}")
+        view.say(f"ignored parameters of the agent's requests: {', '.join(sorted(status.ignored))}")
     _say_advice(folder / "experience", config, view)
     return {
         "runs": status.num_done,
@@ -91,7 +91,7 @@ def initial_model(config: Config) -> str:
 
 
 def source_paths(config: Config, base: Path | None) -> list[str]:
-    """Return the paths of `sources`, relative to the folder of the configuration, and its addresses."""
+    """Return the paths of `sources`, resolved against the folder of the configuration; addresses are unchanged."""
     from pairwright.paths import is_address
 
     return [path if base is None or is_address(path) else str(base / path) for path in config.sources.paths]
@@ -175,7 +175,7 @@ def tokens_stage(config: Config, pairs: Path, model: Path, folder: Path, view: V
     for line in describe_losses(manifest):
         view.say(f"warning: {line}")
     if manifest["refused"]:
-        view.say(f"why they are refused: pairwright tokens show {folder} --tokenizer {options.tokenizer}")
+        view.say(f"why pairs are refused: pairwright tokens show {folder} --tokenizer {options.tokenizer}")
     return {name: manifest[name] for name in _TOKEN_COUNTS}
 
 

@@ -104,7 +104,7 @@ def _parts(is_limited: Any) -> Any:
 
 
 def _cut_nucleus(weights_GV: Any, top_p: Any) -> Any:
-    """Keep tokens whose more likely ones sum to less than top_p, and always the most likely one."""
+    """Keep each token if all more likely tokens sum to less than top_p; the most likely one is always kept."""
     import torch
 
     target = top_p.double()[:, None] * weights_GV.double().sum(-1, keepdim=True)

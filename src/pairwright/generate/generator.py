@@ -1,7 +1,7 @@
 """The engine: a loaded model that answers requests, many at a time.
 
-Sampling does not depend on the rest of the batch, since each request has its own seed (draw_tokens.py). Only the last
-bits of the logits do, because the order of sums changes.
+Sampling does not depend on the rest of the batch, since each request has its own seed (draw_tokens.py). The batch
+affects only the last bits of the logits, because the order of sums changes.
 """
 
 import logging

@@ -102,7 +102,7 @@ def _fit(task: dict[str, Any], output: Path, engine: EngineConfig) -> None:
 
 
 def _workers(engine: EngineConfig) -> tuple[int, bool]:
-    """Return the number of workers and whether they use GPUs: one per GPU, or one per node without GPUs."""
+    """Return the number of workers (by default one per GPU; without GPUs, per node), and whether they use GPUs."""
     import ray
 
     num_gpus = int(ray.cluster_resources().get("GPU", 0))

@@ -49,7 +49,7 @@ class Ledger(msgspec.Struct):
 
 
 def train_folders(folder: Path) -> list[tuple[str, Path]]:
-    """Return the training runs in a run's folder, by name: those of each round, or the folder itself."""
+    """Return the training runs in a folder, by name: those of its rounds, its `train` folder, and the folder itself."""
     # By length first, so that round-10 comes after round-9.
     rounds = sorted(folder.glob("round-*"), key=lambda path: (len(path.name), path.name))
     places = [(path.name, path / "train") for path in rounds] + [("train", folder / "train"), (folder.name, folder)]

@@ -6,11 +6,11 @@ One row for each turn of each sequence of the channels, drawn or not:
     id        the pair, or the experience
     side      chosen or rejected; empty for an experience
     turn      index of the message, -1 if recorded spans cannot be assigned to messages
-    tokens    trained tokens of the turn
+    tokens    tokens of the turn in the loss mask
     times     number of updates that computed a loss on the turn
     fate      trained, or why not; an item that could not be encoded is one row without a turn, "refused: <reason>"
-    digest    hash of the trained ids, to compare with the sampled ids
-    added     added tokens of the sequence (a thought that was closed, an end that no render shows), on its first row
+    digest    hash of these tokens, to compare with the sampled ids
+    added     added tokens of the sequence (closing of a thought, stop token that is not rendered), on its first row
 """
 
 from collections.abc import Iterable, Iterator

@@ -42,8 +42,8 @@ def convert_gguf(
     """Write a model folder from a GGUF file; return its family, parameters, dtype and bytes.
 
     file: the GGUF file.
-    folder: the folder to write; it must not exist, or be empty.
-    dtype: type of the written weights. auto: the type in the file, and bfloat16 for quantised ones.
+    folder: the folder to write; it must be new or empty.
+    dtype: type of the written weights. auto: float32 or float16 if all matrices of the file are, else bfloat16.
     tokenizer: a folder whose tokenizer is copied, instead of the one in the file.
     progress: called with the number of tensors written and the total.
     """
@@ -118,7 +118,7 @@ def _field(fields: Json, name: str, file: Path, default: Any = None) -> Any:
 
 
 def _choose_dtype(tensors: dict[str, Any]) -> str:
-    """Return the type of the matrices in the file; bfloat16 for quantised ones, whose error exceeds its rounding."""
+    """Return float32 or float16 if all matrices are, else bfloat16: quantised weights have larger errors than it."""
     types = {tensor.tensor_type.name for tensor in tensors.values() if len(tensor.shape) > 1}
     if types == {"F32"}:
         return "float32"

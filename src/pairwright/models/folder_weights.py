@@ -115,7 +115,7 @@ def read_tensors(path: Path) -> dict[str, NDArray[np.float32]]:
 class FolderWeights:
     """Reads the tensors of a model folder; with `adapter`, each with the adapter's part added.
 
-    `dtype` is the type of the matrices in the folder, `shapes` maps names to shapes.
+    `dtype` is the type of all matrices in the folder, or float32 if types differ; `shapes` maps names to shapes.
     """
 
     def __init__(self, folder: Path, adapter: Adapter | None = None) -> None:

@@ -33,5 +33,5 @@ async def pairwright_trainer_adapter(
 
 @register_trainer(config_type=PairwrightTrainerConfig)
 async def pairwright_trainer(config: PairwrightTrainerConfig, builder: Builder) -> AsyncIterator[PairwrightTrainer]:
-    """Several runs of collection, then one job; resumes."""
+    """Collects in several runs, then trains in one job; an interrupted command resumes."""
     yield PairwrightTrainer(trainer_config=config)

@@ -46,7 +46,7 @@ class CandidateStep:
 
 @dataclass
 class PreferencePair:
-    """A pair of candidates, with NAT's fields; `pair` is the pair of our funnel, if it was built by it."""
+    """A pair of candidates, with NAT's fields; `pair` is set if our funnel built the pair."""
 
     example_id: str
     turn_id: str
@@ -100,7 +100,7 @@ def _is_plain(message: Message) -> bool:
 
 
 def build_trajectory(pair: PreferencePair, *, reward_from_score_diff: bool) -> Trajectory:
-    """Return the trajectory of a pair, with the metadata that NAT's builder writes and the ids of ours."""
+    """Return the trajectory of a pair, with the metadata that NAT's builder writes and the ids of our pair."""
     names = ("chosen_score", "rejected_score", "chosen_index", "rejected_index")
     metadata = {
         "dpo_type": "preference_pair",

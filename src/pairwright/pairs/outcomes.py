@@ -23,7 +23,7 @@ _SCHEMA = pa.schema(
 def outcomes(experiences: pl.DataFrame, drafts: pl.DataFrame, dropped: pl.DataFrame) -> pl.DataFrame:
     """Return one row per experience: uid, reason (null if it is in a pair), num_chosen, num_rejected.
 
-    `dropped` are the drafts dropped by selection: `why` is the reason, `number` its position in the order of dropping.
+    `dropped` are the drafts dropped by selection: `why` is the reason, `number` the position of that reason in REASONS.
     """
     # A repeated record has the same id as the first one, which already has a row.
     rows = experiences.filter(pl.col("reason").ne_missing(pl.lit(Reason.REPEATED_RECORD.value)))

@@ -1,4 +1,4 @@
-"""Which recipe is best for this data: `pairwright advise TABLE`, `pairwright compare CONFIG --recipes FILE`."""
+"""Choose a recipe for the data: `pairwright advise TABLE`, `pairwright compare CONFIG --recipes FILE`."""
 
 from pathlib import Path
 from textwrap import indent
@@ -41,8 +41,8 @@ def advise_recipe(
             if item.snippet is not None:
                 print(indent(to_yaml(item.snippet), "    ").rstrip())
     if figures.solved_runs is None and figures.scored:
-        say("rewards above 1: say from which reward on a run is solved with --solved")
-    say("Small models on a CPU are the evidence; pairwright compare CONFIG --recipes FILE measures your own data")
+        say("some rewards exceed 1: set the lowest reward of a solved run with --solved")
+    say("The evidence is from small models on a CPU; pairwright compare CONFIG --recipes FILE measures your data")
 
 
 def _shown(value: Any) -> Any:
@@ -98,4 +98,4 @@ def compare_recipes(
         f"{row['recipe']} (seed {seed}): {error}" for row in table["recipes"] for seed, error in row["errors"].items()
     ]
     if failed:
-        raise PairwrightError(f"{len(failed)} did not end: {'; '.join(failed)}. The same command tries them again")
+        raise PairwrightError(f"{len(failed)} failed: {'; '.join(failed)}. Repeat the command to retry them")

@@ -95,12 +95,12 @@ def import_files(
     # after the report, which explains why nothing was read
     refuse_empty(summary)
     if sources.compaction_prompt is not None and "codex" not in summary.formats:
-        say("--compaction-prompt: no file is a Codex session, the only logs that it is for; summaries are context")
+        say("--compaction-prompt has no effect: it applies to Codex sessions only, and no file is one")
     if step_name is not None and "nat" not in summary.formats:
-        say("--step-name: no file has NAT's intermediate steps, the only logs that it is for; it has no effect")
+        say("--step-name has no effect: it applies to NAT's intermediate steps only, and no file has them")
     num_added = summary.total("experiences") - summary.total("already_there")
     if summary.total("already_there") and (sources.reward is not None or scores is not None):
-        say("records that were there already keep the rewards they had; import into a new table to change them")
+        say("records that were imported earlier keep their rewards; import into a new table to change them")
     num_bad = summary.total("quarantined")
     quarantine = f"; {num_bad:,} in {folder}/quarantine.jsonl" if num_bad else ""
     say(f"{num_added:,} experiences added to {folder}{quarantine}. Next: pairwright experience stats {folder}")
@@ -141,7 +141,7 @@ def _report(summary: "ImportSummary", *, as_json: bool) -> None:
     if summary.total("tokens_dropped"):
         say(f"token ids dropped: {summary.total('tokens_dropped'):,} records (not contiguous, see info.tokens_dropped)")
     for file, other in list(summary.same_as.items())[:3]:
-        say(f"{file}: records were there already, from {other}; if both are runs of their own, import them together")
+        say(f"{file}: records were there already, from {other}; if the files are different runs, import both at once")
     if summary.not_read:
         names = ", ".join(f"{name} ({count:,})" for name, count in list(summary.not_read.items())[:10])
         say(f"not kept: fields of more than 2,000 bytes, by name and number of records: {names}; --map can use them")
@@ -153,7 +153,7 @@ def _report(summary: "ImportSummary", *, as_json: bool) -> None:
 
 def _say_unscored(summary: "ImportSummary") -> None:
     """Say how many records have no reward, and which fields could be the score."""
-    # "field: word" is a field whose words have no known numbers
+    # "field: word" names a value of a field that is a word without a known number
     words: dict[str, list[str]] = {}
     names = []
     for name in summary.scores_to_choose:

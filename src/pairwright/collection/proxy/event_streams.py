@@ -1,4 +1,4 @@
-"""Assemble server-sent events to the complete response."""
+"""Assemble the complete response from server-sent events."""
 
 from collections.abc import Iterator
 from typing import Any

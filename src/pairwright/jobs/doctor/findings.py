@@ -9,7 +9,7 @@ from pairwright.config import Config
 
 class Verdict(StrEnum):
     OK = "ok"
-    # A warning does not stop a run; `unknown` means that it could not be checked.
+    # A warning does not stop a run; `unknown` means that the check could not be made.
     WARNING = "warning"
     FAILED = "failed"
     UNKNOWN = "unknown"

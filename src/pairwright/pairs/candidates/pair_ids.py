@@ -1,8 +1,8 @@
 """Pair ids and seeded draws, computed from stored content hashes without reading texts.
 
 Prompts and completions have 128-bit content hashes (records/messages.py), written as 32 hex digits. A pair id is the
-128-bit XXH3 hash of the hashes of prompt, chosen and rejected side, in that order; a draw is half of the hash of a seed
-and hashes. Both are stable across machines and releases, since stored tables depend on them.
+128-bit XXH3 hash of the hashes of prompt, chosen and rejected side, in that order; a draw is the lower 64 bits of the
+hash of a seed and content hashes. Both are stable across machines and releases, since stored tables depend on them.
 """
 
 from collections.abc import Sequence

@@ -36,7 +36,7 @@ class TurnVoteFile:
         self.path = self._log.path
 
     def vote(self, voter: str, uid: str, turn: int, verdict: str) -> None:
-        """Save a person's vote on the turn at a position: ok, failed or unknown; skip revokes it. On disk on return."""
+        """Append a person's vote on a turn: ok, failed or unknown; skip revokes it. On return, it is on disk."""
         if verdict not in WORDS or turn < 0:
             raise PairwrightError(f"got {verdict!r} on turn {turn}, expected one of {', '.join(WORDS)}")
         self._log.append(voter=check_name(voter), uid=check_uid(uid), turn=str(turn), verdict=verdict)
