@@ -1,4 +1,4 @@
-"""`pairwright` and `python -m pairwright`: the command line, with Ctrl-C handled while its modules are loaded, too."""
+"""`pairwright` and `python -m pairwright`: the command line. Ctrl-C is handled while its modules are loaded, too."""
 
 import sys
 

@@ -189,7 +189,7 @@ def test_the_limit_of_requests_is_kept_and_the_next_run_continues(table, tmp_pat
         summary = table.score(rubric, max_requests=5, max_concurrency=4)
         # runs with equal texts at equal prompts share a request; here all differ
         assert (len(server.prompts), summary.requests, summary.scored) == (5, 5, 5)
-        assert summary.failures == {"not asked: 5 requests were sent": 7}
+        assert summary.failures == {"not asked: the limit of 5 requests was reached": 7}
         assert table.score(rubric, max_requests=100).scored == 7
         assert len(server.prompts) == 12
 

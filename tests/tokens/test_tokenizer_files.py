@@ -63,7 +63,7 @@ def test_a_sentencepiece_vocabulary_has_the_ids_of_its_library(name, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("tokenizer.model", b"IQ== 0\nIg== 1\n", "a tiktoken file; how it splits text is code of the model"),
+        ("tokenizer.model", b"IQ== 0\nIg== 1\n", "a tiktoken file; text is split by code of the model"),
         ("qwen.tiktoken", b"IQ== 0\n", "a tiktoken file"),
         ("tekken.json", b"{}", "not a Tekken vocabulary"),
         ("readme.md", b"", "no tokenizer.json"),
@@ -113,7 +113,7 @@ def test_a_tiktoken_vocabulary_has_the_ids_of_its_library(tmp_path):
 def test_a_tiktoken_vocabulary_is_refused_without_its_pattern_and_where_the_pattern_is_read_otherwise(tmp_path):
     pytest.importorskip("tiktoken", reason="tiktoken is the yardstick of this test")
     make_tiktoken_folder(tmp_path, pattern=None)
-    with pytest.raises(TokensError, match=r'write it into tokenizer_config\.json as "pat_str"'):
+    with pytest.raises(TokensError, match=r'write the pattern into tokenizer_config\.json as "pat_str"'):
         ChatTokenizer.from_folder(tmp_path)
     # Possessive for tiktoken; for `tokenizers` one or more times three digits.
     make_tiktoken_folder(tmp_path, pattern=r"\p{N}{1,3}+|\P{N}+")

@@ -33,7 +33,7 @@ _SERVICE_ERROR = re.compile(r"AWS Error (\w+) during (\w+) operation:(.*)", re.S
 _HINTS = {
     "ACCESS_DENIED": "access denied: credentials are taken from the environment (AWS_ACCESS_KEY_ID, AWS_PROFILE, ...)",
     "INVALID_ACCESS_KEY_ID": "the server does not know the access key (AWS_ACCESS_KEY_ID)",
-    "SIGNATURE_DOES_NOT_MATCH": "the secret key is not the one of the access key (AWS_SECRET_ACCESS_KEY)",
+    "SIGNATURE_DOES_NOT_MATCH": "the secret key does not belong to the access key (AWS_SECRET_ACCESS_KEY)",
     "NO_SUCH_BUCKET": "no such bucket",
     "NETWORK_CONNECTION": "no connection: check the network and AWS_ENDPOINT_URL",
 }
@@ -61,7 +61,7 @@ def has_folders(system: Any) -> bool:
 
 def send(system: Any, path: str, local: Path) -> None:
     """Upload a local file. A stream that failed or was interrupted is never destroyed: its destructor would publish a
-    partial file, and at the end of the process wait forever for threads that have ended."""
+    partial file, and when the process exits, it would wait forever for threads that have already ended."""
     stream = system.open_output_stream(path)
     try:
         with open(local, "rb") as file:
@@ -103,7 +103,7 @@ def _reason(error: Exception, secrets: tuple[str, ...]) -> str:
 
 
 def _with_region(scheme: str, query: str) -> str:
-    """Add a region to the query for a custom endpoint: the configured one, or any. For AWS, Arrow looks it up."""
+    """Add the configured region, else us-east-1, to the query of a custom S3 endpoint. Arrow finds the one of AWS."""
     has_endpoint = "endpoint_override=" in query or any(os.environ.get(name) for name in _ENDPOINTS)
     if scheme != "s3" or "region=" in query or not has_endpoint:
         return query
@@ -119,8 +119,8 @@ def _fsspec(scheme: str, root: str, label: str) -> tuple[Any, str]:
     except (ImportError, ValueError) as error:  # fsspec or its backend is not installed, or the scheme is unknown
         reason = " ".join(str(error).replace(root, label).split())
         raise PlaceError(
-            f"{label}: no file system for {scheme!r} here ({reason}): s3, gs, abfs and hdfs work without it, other "
-            "schemes need their fsspec package"
+            f"{label}: no file system for {scheme!r} here ({reason}): s3, gs, abfs and hdfs are built in, any "
+            "other scheme needs its fsspec package"
         ) from None
     from pyarrow.fs import FSSpecHandler, PyFileSystem
 
@@ -129,14 +129,14 @@ def _fsspec(scheme: str, root: str, label: str) -> tuple[Any, str]:
 
 @dataclass(frozen=True)
 class Remote:
-    """A file or folder at an address. `key` is its path there; `login` and `query` may be secrets."""
+    """A file or folder at an address. `key` is its path in the bucket or host; `login`, `query` may hold secrets."""
 
     scheme: str
     authority: str
     key: str
     login: str = field(default="", repr=False)
     query: str = field(default="", repr=False)
-    # from a listing, to save a request; not part of the identity
+    # taken from a listing, which saves a request; ignored by ==
     known_size: int | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
@@ -239,7 +239,7 @@ class Remote:
         with self.translate_errors():
             if not has_folders(system):
                 send(system, path, local)
-            else:  # a partial file would be visible, but renaming is atomic
+            else:  # a direct upload would show a partial file; a rename is atomic
                 hidden = self.parent / f".{self.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
                 hidden._send_and_move(path, local)
             # detects an upload that was truncated without an error
@@ -286,9 +286,9 @@ class Remote:
                 return
 
     def locate(self) -> tuple[Any, str]:
-        """The file system, and the path in it."""
+        """Return the file system, and the path in it."""
         system, root = file_system(self.scheme, self.authority, self.login, self.query)
-        # the root may be "", and a bucket has no key: never start a path with a stray "/"
+        # some file systems have the root "", and a bucket has the key "": avoid a leading or trailing "/"
         if not root or not self.key:
             return system, root or self.key
         return system, f"{root.rstrip('/')}/{self.key}"

@@ -27,7 +27,7 @@ _KINDS: dict[str, str] = {
 def claim_folder(folder: Place, kind: Kind | None, *, work: str) -> Iterator[None]:
     """Hold a folder for writing one kind of table; refuse a folder that holds another kind or is in use.
 
-    `kind` is the marker file of the kind, None for files without one; `work` names the work in messages.
+    `kind` is the name of the marker file, None if the folder gets none; `work` names the caller's work in messages.
 
     >>> import tempfile; folder = Path(tempfile.mkdtemp())
     >>> _ = (folder / "table.json").write_text("{}")

@@ -3,7 +3,7 @@
 Readers see the old content or the complete new one, even after a power failure.
 
 A local file is written under a temporary name next to the target, synced and renamed; then the folder is synced. A
-remote file is written to a temporary folder and uploaded at once. After an exception no temporary file is left.
+remote file is uploaded from a temporary local folder when it is complete. After an exception no temporary file is left.
 
 Lines are appended whole, under a kernel lock, and synced. A crash can leave a partial last line, which was never
 acknowledged: `repair_tail` and the next append remove it.
@@ -62,10 +62,9 @@ def write_atomic(target: Place, *, error: type[PairwrightError] | None = None, d
 def write_together(folder: Place, names: Sequence[str], *, error: type[PairwrightError]) -> Iterator[list[Path]]:
     """Yield a temporary path for each of several related files of a folder; all are published at the end.
 
-    Without the first file, the others have no meaning. The other old files are deleted before a local first file is
-    replaced, then the other new files are added: a local folder never mixes files of two writes. An upload may fail, so
-    at an address the other old files are deleted just after the first file is replaced. If the block raises, the folder
-    is unchanged.
+    The others are valid only with the first file. In a local folder, the old others are deleted, the first file is
+    replaced, and the new others are added, in this order: files of two writes never mix. At an address, the first file
+    is replaced before the old others are deleted, since an upload may fail. If the block raises, nothing changes.
     """
     first, *others = (folder / name for name in names)
     with contextlib.ExitStack() as stack:
@@ -74,7 +73,7 @@ def write_together(folder: Place, names: Sequence[str], *, error: type[Pairwrigh
             yield [temporary_first, *temporary]
             if isinstance(folder, Path):
                 _remove_all(others)
-        if isinstance(folder, Remote):  # unlike a rename, an upload may fail: delete the old files after it
+        if isinstance(folder, Remote):  # unlike a rename, an upload may fail: delete the old files only now
             _remove_all(others)
 
 
@@ -107,7 +106,7 @@ def publish(temporary: Place, target: Place, *, durable: bool = True) -> None:
     if durable:  # content first, then the rename, then the folder: the name never points to unsynced data
         for path in [temporary, *temporary.rglob("*")]:
             sync(path)
-    # os.replace cannot overwrite a non-empty folder, or a file by a folder
+    # os.replace cannot replace a non-empty folder, nor a file by a folder
     if temporary.is_dir() or (target.is_dir() and not target.is_symlink()):
         _replace_folder(temporary, target)
     else:
@@ -183,7 +182,8 @@ class FolderInUse(PairwrightError):
 def lock_folder(folder: Path, *, work: str) -> Iterator[None]:
     """Lock a folder, which is created if missing; raise immediately if another process holds the lock.
 
-    The lock is its file `.lock`, which is not deleted. It is reentrant: a run locks the folder that its stages lock.
+    The lock is the file `.lock` in the folder, which is never deleted. A caller may lock a folder again: a run and its
+    stages lock the same one.
     """
     held, key = _held.get(), os.path.realpath(folder)
     if key in held:
@@ -226,7 +226,7 @@ def _locked(path: Path, what: Path, work: str) -> Iterator[None]:
         # The previous owner may have deleted the lock file meanwhile: a deleted file protects nothing.
         if not path.exists() or not os.path.samestat(os.fstat(fd), path.stat()):
             raise FolderInUse(_describe_owner(fd, what, work))
-        with contextlib.suppress(OSError):  # the number is only for the message
+        with contextlib.suppress(OSError):  # the process id is only for messages
             os.truncate(fd, 0)
             os.pwrite(fd, b"%d\n" % os.getpid(), 0)
         yield
@@ -246,7 +246,7 @@ def append_lines(path: Path, lines: Sequence[bytes], *, header: bytes, is_whole:
     """Append lines of at most `MAX_LINE` bytes and sync them once; a missing file is created with its header.
 
     `is_whole` tells whether a last line without line break is complete, e.g. after an edit; by default it is not.
-    Raises PairwrightError if the file begins with another line or cannot be written; the file is then unchanged.
+    Raises PairwrightError, and appends no line, if the file has another header or cannot be written.
     """
     for line in lines:
         assert b"\n" not in line, "a line"
@@ -294,7 +294,7 @@ def _open_locked(path: Path, flags: int) -> Iterator[int]:
 
 def _repair(fd: int, path: Path, header: bytes, is_whole: IsWhole) -> bytes:
     size = os.fstat(fd).st_size
-    # A spreadsheet adds a byte order mark and may change line breaks.
+    # Saving in a spreadsheet program adds a byte order mark and may change line breaks.
     first = os.pread(fd, len(header) + 5, 0).removeprefix(b"\xef\xbb\xbf").split(b"\n")[0].rstrip(b"\r")
     end = os.pread(fd, min(size, MAX_LINE), max(0, size - MAX_LINE))
     tail = end[end.rfind(b"\n") + 1 :]

@@ -1,7 +1,7 @@
 """Arrays of a record: stored as numpy; torch tensors and lists are accepted on input.
 
-Invariant: `as_array` never changes a value. A list gets the default dtype of its field; an array or tensor keeps
-its own dtype, bfloat16 included (as `ml_dtypes.bfloat16`, bit for bit).
+Invariant: `as_array` keeps values and dtype of an array or tensor, bfloat16 included (as `ml_dtypes.bfloat16`, bit for
+bit). A list gets the default dtype of its field: an integer dtype must hold its values exactly, a float dtype rounds.
 """
 
 import sys
@@ -38,7 +38,7 @@ def dtype_named(name: str) -> np.dtype[Any]:
 
 
 def dtype_name(array: Array, field: str = "array") -> str:
-    """Return the name of an array's dtype, one of DTYPE_NAMES; else RecordError."""
+    """Return the name of an array's dtype; raises RecordError if it is not in DTYPE_NAMES."""
     name = _NAMES.get(array.dtype)
     if name is None:
         name = array.dtype.name
@@ -48,7 +48,7 @@ def dtype_name(array: Array, field: str = "array") -> str:
 
 
 def as_array(value: object, field: str, *, dtype: str) -> Array:
-    """Convert a list, array or torch tensor to an equal array; `dtype` is used only for lists."""
+    """Convert a list, array or torch tensor to an array; `dtype` is used only for lists."""
     if isinstance(value, np.ndarray):
         array = value
     elif isinstance(value, list | tuple):

@@ -1,7 +1,7 @@
-"""JSON text with an exact round trip: the decoded value equals the encoded one, or RecordError is raised.
+"""JSON text with an exact round trip: a value that passes `check_json` equals its decoded text.
 
 JSON has no NaN and no infinities; encoders write `null` for them, and convert tuples to lists and integer keys to
-strings. Here a value is either plain JSON (checked by a round trip) or rejected with the path of the bad value.
+strings. `check_json` accepts plain JSON (checked by a round trip) and rejects any other value with its path.
 Non-finite floats are encoded as `{"$float": "nan"}`, since metrics of real runs contain them.
 """
 
@@ -23,7 +23,7 @@ decode = msgspec.json.decode
 def to_json(value: Any) -> str:
     """Encode a checked JSON value; non-finite floats are tagged."""
     text = encode(value).decode()  # `in` searches text several times as fast as bytes
-    # msgspec writes null for NaN and infinities: only then walk the value
+    # msgspec writes null for NaN and infinities: without a null, the value is not searched for them
     if ("null" in text and _has_non_finite(value)) or '"$float"' in text:
         text = encode(_tag_floats(value)).decode()
     return text
@@ -37,7 +37,7 @@ def from_json(text: str | bytes) -> Any:
 
 
 def check_json(value: Any, field: str, *, finite: bool = False) -> None:
-    """Raise RecordError unless `from_json(to_json(value))` equals `value`; with `finite`, also for NaN and inf."""
+    """Raise RecordError unless JSON holds the value exactly, to MAX_DEPTH levels; `finite` refuses NaN and inf, too."""
     try:
         data = encode(value)
         if decode(data) == value and (data.count(b"[") + data.count(b"{") <= MAX_DEPTH or not _is_deep(value)):

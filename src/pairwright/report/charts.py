@@ -1,7 +1,7 @@
 """SVG charts: lines with bands, histograms, intervals, bars. A few kB each, without scripts.
 
-All are 360 units wide, so that text in a plot of one column has the size of the page's text. Colours are CSS classes
-(colours.css), so that plots follow the dark mode of the page.
+Every chart is 360 units wide, the width of one column of the page, so that its text has the size of the page's text.
+Colours are CSS classes (colours.css), so that plots follow the dark mode of the page.
 """
 
 import math
@@ -65,7 +65,7 @@ class Scale:
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Return round numbers within the bounds, at most `most` of them.
+    """Return round numbers within the bounds, at most `most` + 1 of them.
 
     >>> ticks(0, 0.93)
     [0.0, 0.2, 0.4, 0.6, 0.8]
@@ -138,7 +138,7 @@ def histogram(
 
 
 def interval_chart(spans: Sequence[Span], *, label: str, zero: bool = False) -> Markup:
-    """Draw means with their intervals, one per row; `zero` adds a line at no difference."""
+    """Draw means with their intervals, one per row; `zero` adds a vertical line at 0."""
     height = ROW * len(spans) + 22
     values = [value for span in spans for value in (span.mean, span.low, span.high) if value is not None]
     # the plot must include the line at zero

@@ -36,7 +36,7 @@ def funnel_section(run: RunFolder) -> Section | None:
     for stages in reversed(run.rounds):
         try:
             funnel = {} if stages.pairs is None else read_funnel(stages.pairs)
-        except PairwrightError:  # pairs of other origin have no funnel, but the other sections show them
+        except PairwrightError:  # pairs from elsewhere have no funnel, but the other sections show them
             continue
         if not funnel.get("stages"):
             continue
@@ -68,7 +68,7 @@ def _stage_plot(stage: dict[str, Any], stages: Stages) -> Plot:
     drops = sorted(stage["drops"], key=lambda drop: -drop["count"])
     bars += [Bar(drop["reason"], drop["count"], "rejected", f"{drop['count'] / total:.0%}") for drop in drops]
     bars.append(Bar("out", stage["out"], "accent", f"{stage['out'] / total:.0%}"))
-    # in the CSV file drops are negative: their sum with `in` is `out`
+    # in the CSV file drops are negative, so that `in` plus all drops is `out`
     rows = [("what", "count"), ("in", stage["in"]), *((drop["reason"], -drop["count"]) for drop in drops)]
     rows.append(("out", stage["out"]))
     name = f"funnel-{stage['unit']}" + (f"-{stages.name.replace(' ', '-')}" if stages.name else "")

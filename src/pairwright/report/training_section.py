@@ -55,7 +55,7 @@ def curves_section(run: RunFolder) -> Section | None:
     more = [plot for name in others[:MAX_MORE] if (plot := _plot(rows, name, ((name, "accent"),)))]
     statuses = [status for stages in run.rounds if stages.train and (status := read_status(stages.train.parent))]
     parts: list[Markup] = [tag("p", _sentence(statuses, rows, num_bad), class_="lead")]
-    # refused records, content that the template does not render
+    # the notes name refused records, and content that the template does not render
     notes = dict.fromkeys(note for status in statuses for note in status.notes)
     parts += [tag("p", note, class_="note") for note in notes]
     displaced = _displacement(rows)
@@ -63,7 +63,7 @@ def curves_section(run: RunFolder) -> Section | None:
         parts.append(tag("p", tag("span", displaced[0], class_=f"chip {displaced[1]}"), " ", displaced[2]))
     parts.append(tag("div", *(plot.card() for plot in plots), class_="cards"))
     if len(rows) > MAX_POINTS:
-        words = "A line is the mean of neighbouring values, its band reaches from the least of them to the largest."
+        words = "A line shows means of neighbouring values, its band the lowest and the highest of them."
         parts.append(tag("p", words, class_="note"))
     if more:
         left = f" ({len(others) - MAX_MORE} others are not drawn)" if len(others) > MAX_MORE else ""
@@ -73,7 +73,7 @@ def curves_section(run: RunFolder) -> Section | None:
 
 
 def metric_rows(run: RunFolder) -> tuple[list[dict[str, Any]], int]:
-    """Read the rows of all rounds, with consecutive steps across rounds, and the number of invalid rows."""
+    """Return the rows of all rounds, with steps that continue across rounds, and the number of invalid rows."""
     all_rows: list[dict[str, Any]] = []
     offset, num_bad = 0.0, 0
     for stages in run.rounds:
@@ -105,7 +105,7 @@ def _plot(rows: list[dict[str, Any]], title: str, names: Sequence[tuple[str, str
             if not curve.steps:
                 continue
             table += [(key, step, value) for step, value in zip(curve.steps, curve.values, strict=True)]  # type: ignore[misc]
-            # in a plot of one metric, its validation has a tone of its own
+            # in a plot of one metric, the validation curve has its own colour
             line_tone = "before" if suffix and len(names) == 1 else tone
             lines.append(_line(curve, name + suffix, line_tone, dots=bool(suffix)))
     if not lines:

@@ -99,7 +99,7 @@ def final_answer(run: Experience) -> Judged:
 
 
 def user_content(run: Experience) -> Judged:
-    """The share of the user's later turns that neither repeat an earlier turn nor correct the answer before them."""
+    """The share of user turns after the first answer that neither repeat an earlier user turn nor correct an answer."""
     start = next((at for at, message in enumerate(run.completion) if message.is_generated), len(run.completion))
     later = [message.text for message in run.completion[start:] if message.role == "user"]
     if not later:
@@ -111,7 +111,7 @@ def user_content(run: Experience) -> Judged:
             bad.append(text)
         earlier.append(text)
     return _share(
-        len(later) - len(bad), len(later), f"turns of the user repeat or correct: {bad[0][:80] if bad else ''}"
+        len(later) - len(bad), len(later), f"user turns are repetitions or corrections: {bad[0][:80] if bad else ''}"
     )
 
 
@@ -205,7 +205,7 @@ def _misfit_value(value: Any, schema: Any) -> str:
     names = wanted if isinstance(wanted, list) else [wanted]
     known = [_TYPES[name] for name in names if name in _TYPES]
     if known and not any(_has_type(value, kinds) for kinds in known):
-        return f"is no {' or '.join(map(str, names))}"
+        return f"is not of type {' or '.join(map(str, names))}"
     return ""
 
 

@@ -1,8 +1,8 @@
 """Questions to a judge and parsers of its answers: a single run, a ranking, or two runs.
 
 Transcripts are data. Each message is one line of JSON, so that its text cannot imitate another turn; the lines are
-between tags with a mark that occurs in none of them, so that a transcript cannot end its own quotation. An answer must
-end with a JSON object that matches the question exactly; any other answer gives no verdict (None).
+between tags with a mark that occurs in none of them, so that a transcript cannot end its own quotation. The last JSON
+object of an answer, or an answer of one word, must match the question exactly, else there is no verdict (None).
 """
 
 import json
@@ -99,7 +99,7 @@ def _quote(terms: JudgeTerms, **transcripts: Sequence[Message]) -> tuple[str, in
                 line["calls"] = [{"name": call.name, "arguments": call.arguments} for call in message.tool_calls]
             lines[name].append(msgspec.json.encode(line).decode())
     texts = {name: "\n".join(own) for name, own in lines.items()}
-    # Derived from the texts, so that the same question always has the same wording.
+    # The mark is derived from the texts, so that the same question always has the same wording.
     marks = (content_hash("mark", number, list(texts.values()))[:16] for number in count())
     mark = next(mark for mark in marks if not any(mark in text for text in texts.values()))
     quoted = (f"<{name}_{mark}>\n{text}\n</{name}_{mark}>" for name, text in texts.items())

@@ -1,4 +1,4 @@
-"""Programs as scorers: built-in criteria, a function of the user, an external command; found by their name.
+"""Programs as scorers, found by name: built-in criteria, a function in a user's file, an external command.
 
     programs                every built-in criterion that needs no reference
     no_loop, number:answer  one built-in criterion (scorers/criteria.py, references.py)
@@ -35,12 +35,12 @@ from pairwright.store.score_log import MAX_REASON, OVERALL, ScoreRow, check_scor
 
 ALL = "programs"
 COMMAND = "command:"
-MAX_LINE = 2**20  # of a command's output
+MAX_LINE = 2**20  # bytes of one line of a command's output
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of scoring a run: scores by criterion, reasons, cost; or the failure. Without scores, it is unscored."""
+    """Result of scoring a run: scores by criterion, reasons, cost; or the failure. Unscored: neither of them."""
 
     scores: dict[str, float] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
@@ -74,8 +74,8 @@ class Program:
 def find_program(spec: str, *, name: str | None = None, base: Path | None = None) -> Program:
     """Return the program of a name, as in the module docstring; raises ConfigError if there is none.
 
-    By default its scores are named after the criterion, the function, or the file of the command. Relative paths are
-    resolved from the working directory, then from `base`.
+    By default its scores are named after the criterion, the function, or the file of the command. The path of a Python
+    file is relative to the working directory, then to `base`; paths in a command only to the working directory.
     """
     if spec.startswith(COMMAND):
         words = shlex.split(spec.removeprefix(COMMAND))
@@ -187,8 +187,8 @@ def _function_hash(function: Callable[..., Any], spec: str) -> str:
 def _run_command(words: list[str], runs: Iterable[Experience]) -> Iterator[Scored]:
     """Send runs to one process as JSON lines and read one line per run, in the same order.
 
-    A line is a number, null, or an object of numbers, which may repeat the `uid`. If the program ends early, writes an
-    invalid line, or answers for another run, this run and all later ones are failures: nothing is guessed.
+    A line is a number, null, or an object of numbers, with an optional `uid` and `reason`. If the program ends early,
+    writes an invalid line, or answers for another run, this run and all later ones are failures: nothing is guessed.
     """
     with tempfile.TemporaryFile() as complaints:
         try:

@@ -1,8 +1,8 @@
 """Corrections of people as preferences: the corrected answer is chosen, the original is rejected.
 
-A correction is text for the last generated turn: a text score of that name (Langfuse's corrected output), or a field of
+A correction is text that replaces the last generated turn: a text score (Langfuse's corrected output) or a field of
 `info`. Everything before that turn is the prompt of the preference, so both sides are comparable by construction, and
-`pairs --strategy imported` passes them through.
+`pairs --strategy imported` keeps every such preference.
 """
 
 from collections import Counter

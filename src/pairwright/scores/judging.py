@@ -1,4 +1,4 @@
-"""Judge a table with concurrent requests; a run, ranking or comparison is a unit of work.
+"""Judge a table with concurrent requests; a unit of work is one run, or one group that is ranked or compared.
 
 An answer is on disk before its score; a unit with stored scores is not judged again. If a unit fails, its runs stay
 unscored, with the cause. After many consecutive failures (judge down, or invalid answers), the remaining units stay
@@ -30,7 +30,7 @@ _DOWN = "not asked: the judge failed many times in a row"
 
 
 def load_rubric(path: Path, judge: JudgeConfig) -> JudgeTerms:
-    """Read a rubric from a YAML file with the keys of `JudgeTerms`; `judge` is used if the file names no model."""
+    """Read a rubric from a YAML file with the keys of `JudgeTerms`; `judge` is used if the file has no key `judge`."""
     import pydantic
 
     tree = read_tree(path)
@@ -38,7 +38,7 @@ def load_rubric(path: Path, judge: JudgeConfig) -> JudgeTerms:
     if own is None:
         tree["judge"] = judge.model_dump()
     elif isinstance(own, dict):
-        own.setdefault("temperature", 0.0)  # a judge should be deterministic; the default of policies samples
+        own.setdefault("temperature", 0.0)  # a judge should be deterministic; the default temperature is 1
     try:
         terms = JudgeTerms.model_validate(tree)
     except pydantic.ValidationError as error:
@@ -61,7 +61,7 @@ class JudgeJob:
     """A judge's rubric, its limits, and the origin of its answers.
 
     batch_out   requests are written to this file instead of being sent
-    batch_in    results of such a file are read first; nothing is sent
+    batch_in    the results of a batch file are read first; nothing is sent
     """
 
     name: str
@@ -88,7 +88,7 @@ class _LimitedPolicy:
 
     async def complete(self, ask: Ask) -> list[Completion]:
         if self._num_sent >= self._most:
-            raise NotAnswered(f"not asked: {self._most:,} requests were sent")
+            raise NotAnswered(f"not asked: the limit of {self._most:,} requests was reached")
         self._num_sent += 1
         return await self._policy.complete(ask)
 
@@ -107,7 +107,7 @@ Take = Callable[[Outcome], None]  # called with the outcome of each run
 async def judge_table(
     units: Iterator[Unit], log: ScoreLog, job: JudgeJob, take: Take, watch: Callable[[Judge], None]
 ) -> tuple[Judge, int]:
-    """Judge units; stores each outcome and passes it on. Returns the judge and the number of batched requests."""
+    """Judge units; stores each outcome and calls `take`. Returns the judge and the number of batched requests."""
     answers = AnswerFile(log.path.with_suffix(".answers.jsonl"))
     if job.batch_in is not None:
         read_batch(job.batch_in, answers)

@@ -40,7 +40,7 @@ class ScoreSummary:
     unscored    runs that the scorer does not apply to
     failures    runs without a score because the scorer failed, by cause
     means       mean of each criterion over all scores of this version
-    cost        of these scores by the prices of the rubric, including cached answers
+    cost        of the scores of this call by the prices of the rubric, including cached answers
     requests    judge: requests sent by this call
     invalid     judge: invalid answers, each of which was asked again
     cut         judge: tool results that were shortened in the middle
@@ -101,10 +101,10 @@ def score(
         max_requests: Maximum number of requests to the judge; runs beyond it stay unscored.
         max_concurrency: Concurrent requests to the judge.
         batch_out: Write the requests to an OpenAI batch file instead of sending them.
-        batch_in: Read the results of such a file and use them for scoring; nothing is sent.
+        batch_in: Score with the results of a batch file; nothing is sent.
         base: Second folder to resolve relative paths from, after the working directory.
         progress: Called with the number of runs done and in total.
-        watch: Called with the summary so far after each answer of a judge: requests, failures, cost.
+        watch: Called with the summary so far each time a judge finishes runs: requests, failures, cost.
 
     Returns:
         The number of runs that were scored, kept, left unscored or failed, and the mean scores.
@@ -132,7 +132,7 @@ def score(
         with lock_file(ScoreLog(table.path, job.name).path, work="scoring"):
             return run_judge(table, job, progress, watch)
     if batch_out is not None or batch_in is not None:
-        raise ConfigError(f"{spec}: batch files are for judges, whose scorer is a rubric .yaml")
+        raise ConfigError(f"{spec}: batch files are for judges: give the .yaml file of a rubric as scorer")
     return run_program(table, find_program(spec, name=name or label, base=base), progress)
 
 
@@ -224,7 +224,7 @@ def _groups_to_score(table: Table, done: dict[str, set[str]], summary: ScoreSumm
 
 def _runs_to_score(table: Table, done: set[str], summary: ScoreSummary) -> Iterator[Experience]:
     for run in table.records():
-        if not (run.completion or run.response_text):  # a preference has two sides instead, and cannot be scored
+        if not (run.completion or run.response_text):  # a preference, whose two sides cannot be scored
             summary.unscored += 1
         elif run.eid.uid in done:
             summary.kept += 1

@@ -15,7 +15,7 @@ def check_address(host: str, token: str | None) -> None:
     """Raise if the host is not loopback and no token is set."""
     if token is None and host not in LOOPBACK:
         raise ConfigError(
-            f"--host {host}: other machines could connect, and nothing asks who they are: set a token with "
+            f"--host {host}: other machines could connect without authentication: set a token with "
             f"--api-key-env NAME, or serve on 127.0.0.1"
         )
 
@@ -38,7 +38,7 @@ def serve_folder(
         raise PairwrightError(f"{folder}: not a model folder: it has no config.json and no adapter_config.json")
     listener = listen(host, port)  # before the model is loaded, so that a port in use fails immediately
     try:
-        # starlette first, so that the error names the missing extra
+        # model_app imports starlette first: if it is missing, the error names it
         from pairwright.serve.model_app import ModelServer, model_app  # isort: skip
         from transformers.utils import logging as transformers_logging
 
@@ -46,7 +46,7 @@ def serve_folder(
     except ImportError as error:
         raise PairwrightError(f"serving needs more packages ({error}): pip install 'pairwright[serve]'") from None
     transformers_logging.disable_progress_bar()
-    # By default torch uses one thread per idle core, since more would be slower.
+    # `threads` defaults to the number of idle cores, since more threads would be slower.
     import torch
 
     # The load average of the last minute is about the number of busy cores.
@@ -63,7 +63,7 @@ def serve_folder(
 def vllm_command(
     folder: Path, *, host: str, port: int, names: Sequence[str], command: str | None, more: Sequence[str]
 ) -> list[str]:
-    """Build the vLLM command that serves the same folder under the same name."""
+    """Build the vLLM command that serves a model folder under `names`; an adapter gets only the first one."""
     program = _vllm(command)
     # vLLM serves an adapter as a module of its base model, under a separate name.
     base = base_of_adapter(folder)
@@ -76,7 +76,7 @@ def vllm_command(
 
 def run_vllm(command: Sequence[str], token: str | None) -> None:
     """Replace this process by vLLM."""
-    # Passed in the environment, since other users can see the command line.
+    # The token is passed in the environment, since other users can see the command line.
     environment = {**os.environ, **({"VLLM_API_KEY": token} if token else {})}
     sys.stdout.flush()
     sys.stderr.flush()
@@ -84,7 +84,7 @@ def run_vllm(command: Sequence[str], token: str | None) -> None:
 
 
 def _vllm(command: str | None) -> str:
-    # First beside this Python, then on the PATH.
+    # vLLM is searched beside this Python first, then on the PATH.
     beside = Path(sys.executable).with_name("vllm")
     wanted = command or (str(beside) if beside.exists() else "vllm")
     path = shutil.which(wanted)

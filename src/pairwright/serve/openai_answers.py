@@ -14,7 +14,7 @@ from pairwright.generate.tool_calls import CallFormat, split_calls
 from pairwright.records.messages import Json, ToolCall
 from pairwright.serve.openai_schema import ChatAsked, CompletionAsked
 
-# SentencePiece writes a byte without a token as <0x0A>.
+# SentencePiece spells a byte that no other token covers in hexadecimal, such as <0x0A>.
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _LEAST = -9999.0  # OpenAI's value for a probability of zero; JSON has no infinity
 

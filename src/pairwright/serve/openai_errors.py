@@ -36,7 +36,7 @@ class Refused(Exception):
 
 
 def invalid(error: pydantic.ValidationError) -> Refused:
-    """Convert the first validation error of a request, with the path of the parameter."""
+    """Convert the first validation error of a request to a response that names the parameter by its path."""
     problem: Any = error.errors(include_url=False, include_input=False, include_context=False)[0]
     param = dot_location(problem["loc"])
     # Unknown parameters have a separate code, so that clients can leave them out.

@@ -22,7 +22,7 @@ class Context:
     wake: threading.Event = field(default_factory=threading.Event)
     # Monotonic time of the last request to a deployment, by id.
     asked: dict[str, float] = field(default_factory=dict)
-    # Files sent before their commit, by (namespace, repository, sha256); a dict keeps the order.
+    # (namespace, repository, sha256) of files that were sent before their commit; a dict keeps the order.
     sent_files: dict[tuple[str, str, str], None] = field(default_factory=dict)
 
 

@@ -30,7 +30,7 @@ from pairwright.store.parts import hidden_part, open_part
 
 ROWS_PER_BATCH = 1024
 BYTES_PER_BATCH = 4 * 2**20
-_BYTES_OF_ROW, _BYTES_OF_PARTS = 500, 2000  # besides the text of its messages
+_BYTES_OF_ROW, _BYTES_OF_PARTS = 500, 2000  # estimates: a row without its messages, content parts of a message
 _PREFERENCE = Kind.PREFERENCE
 _NUM_NAMED = 100  # records whose numbers are listed if no record has the requested reward
 _COUNTED = {
@@ -73,7 +73,7 @@ class ImportResult(msgspec.Struct):
     secrets: list[tuple[str, int | None, str, str]] = msgspec.field(default_factory=list)
     scores_used: set[str] = msgspec.field(default_factory=set)
     has_reward: bool = False  # some record has the requested reward
-    reward_names: Counter[str] = msgspec.field(default_factory=Counter)  # numbers that records have instead
+    reward_names: Counter[str] = msgspec.field(default_factory=Counter)  # names of other numbers in the records
     unchosen: Counter[str] = msgspec.field(default_factory=Counter)  # names of scores of unscored records
     num_unchosen: int = 0  # records counted in `unchosen`
     score_keys: str | None = None  # keys that a score file could use for the first record
@@ -103,8 +103,8 @@ class ImportResult(msgspec.Struct):
 def run_tasks(tasks: Sequence[ImportTask]) -> ImportResult:
     """Read the records of tasks into one hidden part in the folder of their table; the table itself is unchanged.
 
-    Small files share a part, since a part per file would cost more than reading it. On failure the temporary files are
-    removed.
+    Small files share a part, since writing a part would cost more than reading a small file. On failure the temporary
+    files are removed.
     """
     target, result = tasks[0].folder, ImportResult()
     with local_workspace(target) as folder, _no_garbage_collection():
@@ -261,7 +261,7 @@ def _units(
 def _redacted(unit: AnyUnit, result: ImportResult, redacted: set[tuple[str, int | None]]) -> AnyUnit:
     if isinstance(unit, Experience):  # from a binary payload, not yet searched for secrets
         file = unit.source.file if unit.source is not None else "a payload"
-        return Rejected(file, None, "--redact: a binary payload cannot be redacted; import it without, or as JSON")
+        return Rejected(file, None, "--redact: a binary payload cannot be redacted; leave out --redact, or import JSON")
     if isinstance(unit, Rejected):
         clean, findings = redact(unit.raw)
         unit, where = replace(unit, raw=clean), (unit.file, unit.line)
@@ -270,7 +270,7 @@ def _redacted(unit: AnyUnit, result: ImportResult, redacted: set[tuple[str, int 
         try:
             clean, findings = redact(value)
         except RecursionError:
-            # Without its text, since a secret in it would be written to the quarantine.
+            # The rejection omits the text, since a secret in it would be written to the quarantine.
             return Rejected(origin.file, origin.line, "nested too deep to redact")
         unit, where = (origin, clean), (origin.file, origin.line)
     result.secrets += [(*where, finding.kind, finding.where) for finding in findings]

@@ -1,4 +1,4 @@
-"""Packed arrays: one column for each field and dtype, with record numbers, lengths and values."""
+"""Packed arrays: the arrays of many records in one column per field and dtype: record numbers, lengths, values."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -129,7 +129,7 @@ def _widen(column: Packed, data: memoryview) -> Array:
     if column.width == dtype.itemsize and column.dtype != "bool":
         return np.frombuffer(data, dtype)
     if column.dtype not in INTEGERS or not 0 < column.width < dtype.itemsize:
-        raise CorruptBytes(f"array column {'.'.join(column.path)}: {column.width} bytes a value of {column.dtype}")
+        raise CorruptBytes(f"array column {'.'.join(column.path)}: {column.width} bytes per value of {column.dtype}")
     # Reassemble each value: OR its parts, from the lowest bits up.
     values, offset = np.zeros(column.num_values, dtype), 0
     for part, shift in _parts(column.width):

@@ -1,4 +1,4 @@
-"""The encoding options, one value that every function of this package takes."""
+"""The encoding options: one object that the functions of this package pass on."""
 
 from typing import Any, Literal
 
@@ -18,11 +18,11 @@ class EncodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How conversations become sequences.
 
     boundaries      "whole": encode the text as a whole, as `apply_chat_template` does; "split": where a token would
-                    merge across the start of a turn, encode both sides apart, as inference did
+                    merge across the start of a turn, encode both sides separately, as inference did
     control_tokens  control tokens in user, tool or system text: "keep" them, "escape" (encode as text) or "refuse"
     require_stop    refuse turns that no stop token follows
-    verify          "quick": render and compare the prompts of four turns, or of every turn if the template tests text
-                    for a word that is in the conversation; "all": of every turn
+    verify          which prompts are rendered and compared with the sequence: of four turns ("quick"; of every turn if
+                    the template counts turns or tests text for a word in the conversation), or of every turn ("all")
     missing_reasoning  a turn without reasoning after a prompt that opens a thought: "refuse" it, or "close" the thought
                     at once; the closing tokens are added tokens and not trained
     allow_dropped   train turns that the template does not render completely; `report.dropped` names what is missing

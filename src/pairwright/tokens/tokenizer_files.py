@@ -5,9 +5,9 @@
     tokenizer.model    SentencePiece (BPE), read with sentencepiece
     *.tiktoken, *.model  tiktoken ranks, read with tiktoken; `pat_str` in tokenizer_config.json is the split pattern
 
-The last three are rebuilt for `tokenizers`, which has offsets, and compared with the original library on probe texts; a
-vocabulary that differs is refused. Code in a model folder is never run: tiktoken files whose pattern is only in such
-code are refused; the message says what to do.
+The last three are rebuilt for `tokenizers`, which returns offsets, and compared with the original library on probe
+texts; a vocabulary that differs is refused. Code in a model folder is never run: tiktoken files whose split pattern
+is only in code are refused; the message says what to do.
 """
 
 import base64
@@ -43,7 +43,7 @@ _PROBES = (
 def find_folder(name: str | Path) -> Path:
     """Return the folder of a model from a path, one of its files, or a Hub id."""
     if is_address(name):
-        raise TokensError(f"{place(name)}: an address, but a tokenizer is read on this machine: copy its folder here")
+        raise TokensError(f"{place(name)}: an address, but a tokenizer is read from a local folder: copy it here")
     folder = Path(name)
     if folder.name in FILES and folder.is_file():
         return folder.parent
@@ -138,9 +138,9 @@ def _from_tiktoken(paths: list[Path], folder: Path) -> Tokenizer:
         raise TokensError(f"{folder}: several tiktoken files: {', '.join(item.name for item in paths)}; expected one")
     if not isinstance(pattern, str):
         raise TokensError(
-            f"{path}: a tiktoken file; how it splits text is code of the model, which is never run. Where that code "
-            'only splits by a pattern, write it into tokenizer_config.json as "pat_str"; else write a tokenizer.json '
-            "in the model's own environment, with the tiktoken encoding that its tokenizer has: "
+            f"{path}: a tiktoken file; text is split by code of the model, which is never run. If it splits only by a "
+            'pattern, write the pattern into tokenizer_config.json as "pat_str"; else write a tokenizer.json in the '
+            "model's own environment, where `encoding` is the tiktoken encoding of its tokenizer: "
             "transformers.integrations.tiktoken.convert_tiktoken_to_fast(encoding, folder)"
         )
     library = _import("tiktoken", f"{path}: a tiktoken file")

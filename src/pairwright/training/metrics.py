@@ -1,4 +1,4 @@
-"""Metrics: means over a batch, independent of its parts, written to metrics.jsonl and to reporters."""
+"""Metrics: means over a batch, however it is split into parts, written to metrics.jsonl and to reporters."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from pairwright.training.batch_schedule import BatchOrder
 from pairwright.training.checkpoint import State
 from pairwright.training.run_dir import RunFolder
 
-Sums = dict[str, tuple[float, float]]  # name -> (sum, count); parts and processes add up, the mean comes last
+Sums = dict[str, tuple[float, float]]  # name -> (sum, count), added over parts and processes before the division
 Event = dict[str, Any]
 Progress = Callable[[Event], None]
 

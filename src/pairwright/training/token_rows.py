@@ -81,7 +81,7 @@ class TokenRows:
         config = adjust_config(
             train={**options, "channels": {"dpo": 0.0, kind: 1.0}}, tokens={"tokenizer": str(tokenizer)}
         )
-        if config.train.dpo.contrast == "single":  # the trainer that reads the rows compares what it gets
+        if config.train.dpo.contrast == "single":  # other trainers contrast every row, also of whole runs
             config = adjust_config(config, train={"dpo": {"contrast": "all"}})
         config, pairs, experience = use_tokens(config, tokens, None, None)
         self.channel: Any
@@ -121,7 +121,7 @@ class TokenRows:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for equal rows."""
+        """A hash that is equal for equal rows."""
         return content_hash(self.kind, self.channel.fingerprint, self.channel.order.items.tolist(), self.ref_model)
 
     def _items(self) -> list[tuple[str, Array]]:
@@ -151,7 +151,7 @@ class TokenRows:
         return row
 
     def _sequences(self, tree: Tree, weights: Array | None) -> list[Json]:
-        """Return the branches of a tree, each after the prompt. `weights` has a value for each trained token."""
+        """Return one sequence, with the prompt, per branch of a tree; `weights` has one value per trained token."""
         counts = [int(mask.sum()) for mask in tree.masks]
         starts = np.cumsum([0, *counts])
         is_known = self.ref_model is not None and not self.channel.reference.lacks(tree)
@@ -179,7 +179,7 @@ def make_dataset(
     reference: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> "Dataset":
-    """Return rows for a trainer of `pairwright.trl`, a memory-mapped Arrow file beside the sequences; see
+    """Return rows for a trainer of `pairwright.trl`, memory-mapped from an Arrow file that is written to `tokens`; see
     `Encoded.to_trl` for the arguments."""
     try:
         from datasets import Dataset
@@ -214,8 +214,8 @@ def hash_weights(model: Any) -> str:
             continue
         if hasattr(parameter, "ds_id") or type(parameter.data).__name__ == "DTensor":
             raise ConfigError(
-                "reference values: a sharded model (ZeRO-3, FSDP) cannot be compared with their model: leave "
-                "`reference` out of to_trl, and TRL computes them"
+                "reference values: a sharded model (ZeRO-3, FSDP) cannot be compared with the reference model: leave "
+                "`reference` out of to_trl, and TRL computes the values"
             )
         rounded = parameter.detach().to("cpu", torch.bfloat16).contiguous().view(torch.int16).numpy()
         digests.append(xxhash.xxh3_128_hexdigest(rounded) + str(tuple(parameter.shape)))

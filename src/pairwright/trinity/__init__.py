@@ -2,7 +2,7 @@
 
     from pairwright.trinity import EID, CustomField, Experience, Experiences, gather_token_ids, group_by, ...
 
-Names, keyword names, defaults, `to_dict`, uid strings and mutability are those of Trinity 0.5 (`Experiences`) and 0.6.
+Names, keyword names, defaults, `to_dict`, uid strings and mutability are those of Trinity 0.6, `Experiences` of 0.5.
 Differences: lengths are checked, payloads are read without executing code, a round trip keeps the type and the dtypes,
 and `to_record` and `from_record` convert to our own records and back; see docs/how-to/from-trinity.md.
 """

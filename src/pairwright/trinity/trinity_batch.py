@@ -228,7 +228,7 @@ def split_dpo_experience_to_single_turn(experiences: Sequence[Experience]) -> li
 
 
 def _start_of(exp: Experience, max_prompt_length: int, max_response_length: int) -> int:
-    """Return the column of the first token; raises RecordError if prompt or response are longer than the batch."""
+    """Return the column of the first token; raises RecordError if prompt or response exceeds its maximum length."""
     for name, most, length in (
         ("max_prompt_length", max_prompt_length, exp.prompt_length),
         ("max_response_length", max_response_length, len(exp.tokens) - exp.prompt_length),
@@ -245,7 +245,7 @@ def _promote(dtypes: list[torch.dtype]) -> torch.dtype:
 
 OURS = "pairwright"
 """Column with JSON text of what Arrow would change: the type, dtypes, empty shapes, ids, rewards and nested fields (a
-dict would get the keys of all rows). Trinity does not read it; without it, a dataset is read as Trinity reads it."""
+dict would get the keys of all rows). Trinity ignores the column; a dataset without it is read as Trinity would."""
 _CONVERSATIONS = ("messages", "chosen_messages", "rejected_messages")
 _EXACT = ("reward", "info", "metrics", "tools", *_CONVERSATIONS)
 
@@ -319,7 +319,7 @@ def _exact_fields(exp: Experience, number: int) -> Json:
     try:
         json.dumps(exact)
     except (TypeError, ValueError) as error:
-        raise RecordError(where, str(error), "values that JSON has") from None
+        raise RecordError(where, str(error), "JSON values") from None
     return exact
 
 
@@ -372,7 +372,7 @@ def _column(name: str, values: list[Any], kind: pa.DataType | None) -> pa.Array:
         return pa.array(values, kind)
     except (pa.ArrowException, OverflowError) as error:
         reason = str(error).partition("\n")[0]
-    # The first row that is incompatible with earlier rows, and the first of these.
+    # The first row that is incompatible with earlier rows, and the first earlier row that it conflicts with.
     last = bisect_left(range(len(values)), True, key=lambda number: not _fits(values[: number + 1], kind))
     first = next((number for number in range(last) if not _fits([values[number], values[last]], kind)), None)
     rows = f"row {last}" if first is None else f"rows {first} and {last}"

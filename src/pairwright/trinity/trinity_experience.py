@@ -100,7 +100,7 @@ class EID:
 
 @dataclass(frozen=True)
 class CustomField:
-    """A value of `info` that is copied to the batch: its key, its name there, and its dtype."""
+    """A value of `info` that is copied to the batch: its key in `info`, its name in the batch, and its dtype."""
 
     source_field: str
     destination_field: str
@@ -120,7 +120,7 @@ class CustomField:
 @dataclass(kw_only=True, eq=False)
 class Experience:
     """Trinity's Experience. As in Trinity, the fields determine the type: an `action_mask` makes it multi_turn,
-    `chosen` and `rejected` make it dpo. The type is kept through bytes and datasets.
+    `chosen` and `rejected` make it dpo. Bytes and datasets preserve the type.
 
     >>> exp = Experience(tokens=[10, 11, 12], prompt_length=1, logprobs=[-0.2, -0.3], reward=1.0)
     >>> exp.experience_type, exp.action_mask.tolist(), Experience.deserialize(exp.serialize()) == exp
@@ -306,7 +306,7 @@ class Experience:
     def from_record(cls, record: Record) -> "Experience":
         """Convert a record of the experience table, which must have token ids."""
         if record.tokens is None:
-            expected = f"token ids on {record.eid.uid}: Trinity's experiences are made of them"
+            expected = f"token ids on {record.eid.uid}, which a Trinity experience must have"
             raise RecordError("tokens", None, expected)
         arrays: dict[str, Array | None] = {
             name: getattr(record, name) for name in TENSORS if name not in ("chosen", "rejected")
@@ -359,7 +359,7 @@ def _from_fields(row: Json, arrays: dict[str, Array]) -> Experience:
 
 
 def restore(experience_type: Any, arguments: Json) -> Experience:
-    """Build an experience with its stored type: a stored mask of a single turn does not make it multi_turn."""
+    """Build an experience with its stored type: a single turn that was stored with a mask stays single_turn."""
     exp = Experience(**arguments)
     if experience_type == "single_turn":
         exp.experience_type = "single_turn"

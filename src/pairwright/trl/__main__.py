@@ -25,7 +25,7 @@ def run(path: str) -> None:
         "sft": (trl.SFTConfig, SFTTrainer),
         "kto": (trl.KTOConfig, KTOTrainer),
     }
-    # Cached as memory-mapped Arrow beside the rows.
+    # The Parquet rows are cached as memory-mapped Arrow beside the file.
     read = partial(Dataset.from_parquet, cache_dir=str(Path(path).with_name("arrow")))
     make_arguments, make_trainer = trainers[tree["kind"]]
     more: dict[str, Any] = {} if tree["terms"] is None else {"terms": PreferenceConfig(**tree["terms"])}

@@ -128,13 +128,13 @@ class _OnOurRows(Trainer):  # type: ignore[misc]
         longest = max(dataset["num_tokens"], default=0)
         if args.max_length is not None and longest > args.max_length:
             raise ConfigError(
-                f"max_length: {args.max_length}, but a row has {longest} tokens, and TRL would cut them: set "
+                f"max_length: {args.max_length}, but a row has {longest} tokens, and TRL would truncate it: set "
                 "max_length=None, or encode with pairwright tokens --max-length"
             )
         known = dataset.unique("ref_model")
         if known != [None] and not getattr(args, "precompute_ref_log_probs", True):
             raise ConfigError(
-                "precompute_ref_log_probs: the rows have reference values, which TRL ignores unless it is true: set it"
+                "precompute_ref_log_probs: expected True: otherwise TRL ignores the reference values of the rows"
             )
         return dataset
 
@@ -143,7 +143,7 @@ class _OnOurRows(Trainer):  # type: ignore[misc]
         self._signature_columns = [*row_schema(self._kind).names, *sums]
 
     def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
-        """Keep reference values of the rows if they are of this model; without them, TRL computes them."""
+        """Keep the rows' reference values if this model computed them; TRL computes missing reference values."""
         known = dataset.unique("ref_model")
         if known == [None]:
             return super()._precompute_ref_logps(dataset, name, batch_size)
@@ -163,7 +163,7 @@ class _OnOurRows(Trainer):  # type: ignore[misc]
             weights_ST = inputs[f"{prefix}token_weights"][:, 1:]
             return SimpleNamespace(log_probs=model(**kwargs).log_probs[:, -weights_ST.size(1) :] * weights_ST)
 
-        # TRL passes unknown inputs to the model.
+        # Other inputs are left out, since TRL would pass them to the model.
         names = [name for name in inputs if name.endswith(("input_ids", "attention_mask", "completion_mask"))]
         return super().compute_ref_log_probs(weigh, {name: inputs[name] for name in names})
 
@@ -287,7 +287,7 @@ class DPOTrainer(_OnOurRows, trl.DPOTrainer):  # type: ignore[misc]
 
 
 class SFTTrainer(_OnOurRows, trl.SFTTrainer):  # type: ignore[misc]
-    """`trl.SFTTrainer` on the rows of `Encoded.to_trl("sft")`: the mean over trained tokens, each by its weight."""
+    """`trl.SFTTrainer` on the rows of `Encoded.to_trl("sft")`: the weighted mean over trained tokens."""
 
     _kind = "sft"
 
@@ -310,7 +310,7 @@ class SFTTrainer(_OnOurRows, trl.SFTTrainer):  # type: ignore[misc]
 
 
 class KTOTrainer(_OnOurRows, trl.KTOTrainer):  # type: ignore[misc]
-    """`trl.KTOTrainer` on the rows of `Encoded.to_trl("kto")`, with z₀ of the whole update over our mismatched rows."""
+    """`trl.KTOTrainer` on the rows of `Encoded.to_trl("kto")`, with z₀ from all mismatched sequences of an update."""
 
     _kind = "kto"
     _point: Any = None  # z₀ of the current update

@@ -41,7 +41,7 @@ _File = TypeVar("_File", VoteFile, RatingFile, ExclusionFile)
 
 
 class UndoQuestion(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Revokes the last decision of a person. The other questions add what is decided."""
+    """Revokes the last decision of a person. Subclasses add the fields of a new decision."""
 
     source: str
     voter: str
@@ -135,7 +135,7 @@ class Decisions:
         return {"pair": shown, **counts}
 
     def summarize(self, pairs: PairQueries, source: str) -> dict[str, Any]:
-        """Return the number of votes by person, and the agreement with each other and with the reward."""
+        """Return the number of votes by person, and their agreement with each other and with the reward."""
         file = self._vote_file(source)
         votes = file.votes()
         uids = [uid for vote in votes for uid in vote.key]
@@ -270,13 +270,13 @@ def _draw(voter: str, name: str) -> int:
 
 
 def _is_swapped(voter: str, identity: str) -> bool:
-    """Return whether a blind voter sees the rejected side of a pair first; not sent to the page."""
+    """Return whether a blind voter sees the rejected side of a pair first; the page never gets this value."""
     return _draw(voter.strip(), identity) % 2 == 1
 
 
 def _order_queue(rows: RowQueries, voter: str, order: str, by_gap: Numbers, first: Callable[[], Numbers]) -> Numbers:
-    """Return row numbers in an order: random, by gap (small ones first: these rewards are the least certain), or first
-    the rows that people disagree on."""
+    """Return row numbers by `order`: "random", "gap" (smallest gap first, where rewards are the least certain), or
+    "disagreement" (the rows of `first`, then the others by gap)."""
     if order not in ORDERS:
         raise PairwrightError(f"order: got {order!r:.100}, expected {', '.join(ORDERS)}")
     if order == "random":
@@ -303,7 +303,7 @@ def _first_open(
 def _rows_of(
     rows: RowQueries, snapshot: Snapshot, ids: Iterable[str], uids: Collection[str], columns: list[str]
 ) -> pl.DataFrame:
-    """Return the rows whose columns `ids` all have one of `uids`: `row` and some columns."""
+    """Return `row` and `columns` of the rows in which every column of `ids` has one of `uids`."""
     known = pl.Series(list(uids), dtype=pl.String).unique().implode()
     return rows.collect(snapshot, columns, pl.all_horizontal(pl.col(name).is_in(known) for name in ids))
 
@@ -328,7 +328,7 @@ def _disputed(rows: RowQueries, snapshot: Snapshot, votes: list[Vote]) -> Number
 def _disputed_ratings(rows: RowQueries, snapshot: Snapshot, ratings: list[Rating]) -> Numbers:
     """Return row numbers of experiences whose ratings differ from each other or the reward, most disputed first.
 
-    Ratings and rewards have different scales, so ranks among the rated experiences are compared, from 0 to 1.
+    Ratings and rewards have different scales, so ranks among the rated experiences, scaled to 0..1, are compared.
     """
     given = pl.DataFrame(
         [(rating.uid, rating.rating) for rating in ratings if rating.rating is not None],

@@ -56,7 +56,7 @@ class PairQueries:
         self._library = library
         self._file = item.path / FILE_NAME
         self.rows = RowQueries(item.key, lambda: [self._file], PAIR_SCHEMA, text=_CONTENT)
-        self._lint: tuple[Any, pl.Series] | None = None  # findings of each pair, and the snapshot that they are of
+        self._lint: tuple[Any, pl.Series] | None = None  # signature of the linted snapshot, findings of each pair
         lengths = ("num_chosen_characters", "num_rejected_characters")
         ratio = pl.when(pl.col(lengths[1]) > 0).then(pl.col(lengths[0]) / pl.col(lengths[1]))
         self.rows.derived = {

@@ -30,7 +30,7 @@ FACETS = (
     FacetColumn("num_trained", "trained tokens", "number"),
 )
 _NO_TEXTS = (
-    "Ids alone: the tokenizer of this folder was not found in the run. "
+    "Token ids only: the tokenizer of this folder was not found in the run. "
     "Start again with: pairwright view --tokenizer MODEL"
 )
 _OWN = "of_last_run"  # whether a row belongs to the items of the last run
@@ -127,7 +127,7 @@ class TokenQueries:
         if self._library.tokenizer is not None:
             return ChatTokenizer.from_folder(self._library.tokenizer)
         wanted = self._manifest.get("tokenizer")
-        # tokens/ is in a round or in the run itself; models are searched from there.
+        # A tokens folder is in a round or in the run itself; models are searched in both.
         for folder in self._item.path.parents[:2]:
             try:
                 models = open_run(folder).tokenizers

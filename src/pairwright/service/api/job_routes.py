@@ -34,7 +34,7 @@ def _field(path: str) -> sa.ColumnElement[str]:
     return JsonField(rows.c.document, path)
 
 
-# The values that each filter compares; a job matches if one of them does.
+# The columns that each filter compares; a job matches if one of them has the value.
 _VALUES: dict[str, tuple[sa.ColumnElement[Any], ...]] = {
     "namespace": (rows.c.namespace,),
     "status": (rows.c.state,),
@@ -65,7 +65,7 @@ def list_jobs(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Response
     where = _conditions(asked, caller)
     # `number` grows with each job, so it sorts by creation without ties.
     order: Any = {"name": rows.c.name, "updated_at": rows.c.updated_at}.get(asked.key, rows.c.number)
-    # Equal names and times are listed newest first.
+    # Jobs with equal names or times are listed newest first.
     chosen = (
         sa.select(rows).where(*where).order_by(order.desc() if asked.is_descending else order, rows.c.number.desc())
     )

@@ -78,11 +78,11 @@ class _Body:
         if self._done:  # the body is complete: the next message is the disconnect
             return await self._receive()
         try:
-            # The whole body has a deadline by size, so that a slow trickle cannot hold a connection forever.
+            # The body has a deadline, extended by each byte, so that a slow trickle cannot hold a connection forever.
             rest = self._deadline + self._seen / SLOWEST_BYTES_PER_SECOND - time.monotonic()
             message = await asyncio.wait_for(self._receive(), max(0.0, min(self._timeout_seconds, rest)))
         except TimeoutError:
-            words = f"no more of the body for {self._timeout_seconds:g} seconds"
+            words = f"the body came too slowly, or nothing came for {self._timeout_seconds:g} seconds"
             raise self._refused(Refusal(408, "slow_body", words)) from None
         if message["type"] == "http.request":
             self._seen += len(message.get("body", b""))
@@ -112,9 +112,9 @@ def _check_head(scope: Scope, limit: int) -> None:
         raise _too_large(limit)
     encoding = headers.get("content-encoding", "identity").lower()
     if encoding not in ("", "identity"):
-        raise Refusal(415, "compressed_body", f"content-encoding {encoding[:40]!r}: send the body as it is, unpacked")
+        raise Refusal(415, "compressed_body", f"content-encoding {encoding[:40]!r}: send the body uncompressed")
     if b"\0" in (scope.get("raw_path") or b"") or "\0" in scope["path"]:
-        raise Refusal(400, "bad_url", "the URL holds a null character")
+        raise Refusal(400, "bad_url", "the URL contains a null character")
 
 
 def _too_large(limit: int) -> Refusal:

@@ -3,7 +3,7 @@
     row   {instance_id, messages[], tools, resolved | test_result{report{resolved}}}
     log   {messages[], tools | kwargs{tools}, response{choices[]}, cost, latency_sec}
 
-Also the fields that rows share with files of events (sources/agents/openhands.py), and the marks of failed results.
+Also defines the fields that rows share with files of events (sources/agents/openhands.py), and finds failed results.
 """
 
 import re
@@ -62,9 +62,9 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Parts | Rejec
 
 
 def fields_of_row(row: Json) -> Json:
-    """Return the fields of `Parts` that a row has beside its conversation; info has its metadata without test logs."""
+    """Return the fields of `Parts` other than the conversation; `info` has the row's metadata without test logs."""
     result = object_or_empty(row.get("test_result"))
-    # Places of scores; the first one with the number wins.
+    # Places of scores; a later place overrides an earlier one.
     fields: Json = {}
     for place in (result, object_or_empty(result.get("report")), row):
         fields |= filled(place)

@@ -1,4 +1,4 @@
-"""LangChain messages written by its own functions: a bare list, a row with a score, or the state of a graph.
+"""Messages that LangChain's own functions write: a bare list, a row with a score, or the state of a graph.
 
     [{type: human | ai | system | tool, data: {content, tool_calls, ...}}]         messages_to_dict, chat histories
     [{lc: 1, type: constructor, id: [..., "AIMessage"], kwargs: {...}}]            dumpd

@@ -12,7 +12,7 @@
                 Timestamp, StatusCode, Events[]}, also with names such as span_attributes, and spans in `child_spans`
 
 Attributes are flattened to one dict with dotted keys. The spans of a trace are sorted by start time, or kept in file
-order if any of them has none.
+order if a span has no start time.
 """
 
 from collections.abc import Iterator
@@ -93,7 +93,7 @@ def traces_in(value: Any) -> list[list[Span]]:
     # By span id: log records, which become events of the span, and annotations stored outside the spans.
     logs: dict[str, list[Event]] = {}
     notes: dict[str, list[Any]] = {}
-    raw = [span for span in _raw_spans(value, logs, notes, 0) if isinstance(span, dict)]  # completes logs and notes
+    raw = [span for span in _raw_spans(value, logs, notes, 0) if isinstance(span, dict)]  # also fills logs and notes
     traces: dict[str, list[Span]] = {}
     for number, raw_span in enumerate(raw):
         span = _span(raw_span, number, logs, notes)
@@ -114,7 +114,7 @@ def _raw_spans(value: Any, logs: dict[str, list[Event]], notes: dict[str, list[A
             yield from _raw_spans(item, logs, notes, depth + 1)
     elif _is_stored(value):
         yield {name: item for key, item in value.items() if (name := _STORED.get(key.replace("_", "").lower()))}
-        for child in list_or_empty(value.get("child_spans")):  # the nesting depth is unbounded
+        for child in list_or_empty(value.get("child_spans")):  # may be nested deeper than _MAX_DEPTH
             yield from _raw_spans(child, logs, notes, 1)
     elif is_span(value):
         yield value
@@ -123,7 +123,7 @@ def _raw_spans(value: Any, logs: dict[str, list[Event]], notes: dict[str, list[A
             notes.setdefault(str(note.get("span_id")), []).append(note)
         for resource in list_or_empty(value.get("resourceLogs")):
             _read_logs(resource, logs)
-        # The levels of OTLP JSON; Phoenix has `spans` alone.
+        # The levels of OTLP JSON; Phoenix has only `spans`.
         groups = [value[key] for key in ("resourceSpans", "scopeSpans", "spans") if key in value]
         if not groups and depth < 2:  # user-defined names
             groups = [item for item in value.values() if isinstance(item, list) and any(map(is_span, item[:1]))]
@@ -208,7 +208,7 @@ def _scores(
     listed = objects_in(value.get("annotations")) + objects_in(value.get("span_annotations"))
     for note in listed + notes.get(span_id, []):
         result = object_or_empty(note.get("result")) or note
-        # Without a score, the label ("correct").
+        # The label ("correct") replaces a missing score.
         points = result.get("score") if result.get("score") is not None else result.get("label")
         scores.append(Score(note["name"] if isinstance(note.get("name"), str) else "score", points, span_id))
     for key, item in attributes.items():
@@ -236,7 +236,7 @@ def _event(value: Any) -> Event:
 
 
 def plain_attributes(value: Any) -> Json:
-    """Return attributes of either shape as one flat dict."""
+    """Return attributes, a list of {key, value} or nested objects, as one flat dict."""
     if isinstance(value, list):
         pairs = [item for item in objects_in(value) if isinstance(item.get("key"), str)]
         return {item["key"]: _any_value(item.get("value"), 0) for item in pairs}
@@ -273,7 +273,7 @@ def _flat(value: Json, prefix: str = "", depth: int = 0) -> Json:
             item = {str(number): inner for number, inner in enumerate(item)}
         # At the top level, only known names are namespaces: an object under a user-defined name is a value.
         if isinstance(item, dict) and depth < _MAX_DEPTH and (depth or "." in key or key in _NESTED or in_llm):
-            # An object at such a path is a namespace, not a value such as a schema.
+            # Other objects, such as a schema, are values and are not flattened.
             is_level = not path.endswith(_VALUES) and path.split(".")[0] in _NESTED
             flat.update(_flat(item, f"{path}.", depth + 1) if is_level else {path: item})
         else:

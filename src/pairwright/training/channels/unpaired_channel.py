@@ -1,10 +1,10 @@
-"""The kto channel: single scored runs, labelled desirable or undesirable. Needs neither pairs nor groups.
+"""The kto channel: single scored runs, labelled desirable or undesirable. Needs no pairs.
 
 A run is desirable if its reward reaches the threshold, exceeds the mean of its group, or is the highest of its group
 (`label_by`). The loss `kto` compares a run with z₀, the mean divergence of the policy from the reference in this
 update, estimated on prompts with another run's completion; `apo_zero_unpaired` compares with 0.
 
-    S  sequences of a part      N  trained tokens
+    S  sequences of a part      N  runs of the data
 """
 
 from collections.abc import Callable
@@ -101,7 +101,7 @@ class UnpairedChannel(MismatchingChannel):
             total_S = total_S - self.options.sft_loss_weight * losses.weight_S * is_good_S * mean_S
         full_S = losses.weight_S > 0
         rewards_S = losses.rewards_S
-        # A run is right if its implicit reward is on the side of z₀ that its label demands.
+        # Accurate: a desirable run with an implicit reward above β z₀, or an undesirable one with one below.
         is_right_S = (rewards_S > self.options.beta * self.point) == is_good_S
         sums: Sums = {"kto/z0": (float(self.point) * len(items), float(len(items)))}
         for name, of_S in (("desirable", is_good_S & full_S), ("undesirable", ~is_good_S & full_S)):
@@ -150,7 +150,7 @@ def _drop_repetitions(data: PolicyData, is_desirable: Array, is_labelled: Array)
     is_first, met = np.zeros_like(is_labelled), set()
     for item in np.flatnonzero(is_labelled).tolist():
         sequence = data.sequences[item]
-        # Digests: the ids of millions of runs would not fit into memory.
+        # `met` has digests, since the ids of millions of runs would not fit into memory.
         arrays = (sequence.ids.tobytes(), sequence.mask.tobytes(), bytes([int(is_desirable[item])]))
         key = xxhash.xxh3_128_digest(b"".join(arrays))
         is_first[item] = key not in met
@@ -162,7 +162,7 @@ def _describe_balance(num_good: int, num_bad: int, rule: str, options: KtoConfig
     """Describe the number of desirable and undesirable runs, and weights that would balance them."""
     ratio = options.desirable_weight * num_good / max(options.undesirable_weight * num_bad, 1e-12)
     note = f"kto: {num_good:,} desirable runs ({rule}), {num_bad:,} undesirable; by weight {ratio:.2f} : 1"
-    # The paper keeps λ_D n_D / (λ_U n_U) between 1 and 4/3.
+    # The KTO paper keeps λ_D n_D / (λ_U n_U) between 1 and 4/3.
     if not 0.5 <= ratio <= 2:
         side, count, other = ("desirable", num_good, num_bad) if ratio < 1 else ("undesirable", num_bad, num_good)
         note += f": train.kto.{side}_weight={other / count:.3g} would balance them"
@@ -170,7 +170,7 @@ def _describe_balance(num_good: int, num_bad: int, rule: str, options: KtoConfig
 
 
 def _find_others(groups: Array) -> list[int]:
-    """Return for each run one of another group, about half the table away; of the same group if there is no other."""
+    """Return another run for each run, about half the table away: of another group, if there are several groups."""
     num, step = len(groups), max(1, len(groups) // 2)
     others = []
     for item in range(num):
