@@ -142,8 +142,8 @@ class PreferenceConfig(PreferenceTerms, PreferenceLossName):  # keys of the last
     """Divide the chosen side's log-likelihood by its number of tokens. For other trainers and services the default is
     preference_average_log_probs."""
     contrast: Literal["single", "all", "decisions"] = "single"
-    """Turns of rejected sides to push away. single: sides of one generated turn; if most pairs have longer sides, their
-    chosen sides train by sft instead, without tokens that were sampled with a probability below 0.02, unless `loss`,
+    """Turns of rejected sides to push away. single: sides of one generated turn; if most pairs have longer sides, the
+    chosen sides of all pairs train by sft instead, without tokens sampled with a probability below 0.02, unless `loss`,
     `mixture` or `anchor_weight` is set. all: every turn. decisions: the last turn only if no earlier turn of the pair
     differs, because a report that follows from wrong decisions may be right. Other trainers and services: all."""
     anchor_weight: Amount = 0.0
