@@ -147,6 +147,7 @@ def test_every_recipe_of_an_example_loads_with_the_same_budget(path):
     assert len(recipes.recipes) > 1
     for recipe in recipes.recipes.values():
         config = recipe_config(path.parent / "config.yaml", recipes, recipe, [])
+        assert config.train.dpo.contrast != "single", "a pair is two sequences of the budget"
         num_sequences = config.train.batch_size * (2 if config.train.channels.dpo else 1)
         if recipes.budget is not None:
             assert (config.train.max_steps, num_sequences) == (recipes.budget.updates, recipes.budget.sequences)

@@ -102,7 +102,9 @@ def recipe_config(path: Path, recipes: Recipes, recipe: Recipe, overrides: list[
     updates = recipes.budget.updates
     # unlimited epochs, and one checkpoint at the end
     budget = {"max_steps": updates, "batch_size": size, "epochs": EPOCHS, "save_every": updates}
-    return adjust_config(config, train=budget)
+    # a pair of the budget is two sequences, so dpo compares whole runs, too
+    contrast = config.train.dpo.contrast.replace("single", "all")
+    return adjust_config(config, train={**budget, "dpo": {"contrast": contrast}})
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
