@@ -205,7 +205,7 @@ def test_long_curves_keep_their_spikes_and_the_csv_every_row(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
     report = make_report(tmp_path)
     loss = next(plot for plot in report.plots if plot.title == "Loss")
-    assert "its band reaches from the least of them to the largest" in text_of(report.html)
+    assert "its band the lowest and the highest of them" in text_of(report.html)
     assert 'class="band accent"' in loss.svg
     assert ("loss", json.loads(lines[600])["step"], 9.5) in loss.rows
     assert len(loss.svg) < 40_000
