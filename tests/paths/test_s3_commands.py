@@ -151,7 +151,9 @@ def test_a_configuration_names_addresses_and_is_kept_without_their_credentials(r
     assert "in-the-address" not in out
     code, _, err = run("tokens", "show", tmp_path, "--tokenizer", "s3://bucket/x")
     assert (code, "takes its tokenizer only on this machine" in err) == (3, True)
-    with pytest.raises(PairwrightError, match=r"^s3://bucket/x: an address, but a tokenizer is read from a local folder: copy it here"):
+    with pytest.raises(
+        PairwrightError, match=r"^s3://bucket/x: an address, but a tokenizer is read from a local folder: copy it here"
+    ):
         ChatTokenizer.from_folder("s3://key:in-the-address@bucket/x")
 
 
